@@ -1,0 +1,14 @@
+//! TokenRouter: an LLM server that routes tokens, not requests, between models.
+//!
+//! Arrows point downward only: `cli` and `api` → `engine` → `subserver` → {`policy`, `runner`,
+//! `request`}. `text` and `config` stand beside the engine: models and policies never see either.
+
+pub mod api;
+pub mod cli;
+pub mod config;
+pub mod engine;
+pub mod policy;
+pub mod request;
+pub mod runner;
+pub mod subserver;
+pub mod text;

@@ -1,0 +1,99 @@
+//! Policies as the sub-servers see them, wherever they come from.
+
+use tokenrouter_plugin_api::{
+    Acceptance, Context, Decision, Handoff, ModelIndex, PeerView, Policy, RequestView, Requirements, RouteBatch, Slot,
+};
+
+/// A hook that failed. The instance must not be called again.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("policy `{plugin}` failed in {hook}: {message}")]
+pub struct PolicyFailure {
+    pub plugin: String,
+    pub hook: &'static str,
+    pub message: String,
+}
+
+/// One policy instance: attached to one model of one route, called from that model's thread.
+pub trait PolicyInstance: Send {
+    fn requirements(&self) -> &Requirements;
+    fn entry(&mut self, request: &RequestView<'_>) -> Result<Option<ModelIndex>, PolicyFailure>;
+    fn route(&mut self, batch: &RouteBatch<'_>, out: &mut [Decision]) -> Result<(), PolicyFailure>;
+    fn send(&mut self, request: &RequestView<'_>, to: ModelIndex) -> Result<Handoff, PolicyFailure>;
+    fn receive(&mut self, request: &RequestView<'_>, message: &PeerView<'_>) -> Result<Acceptance, PolicyFailure>;
+    fn finished(&mut self, slot: Slot) -> Result<(), PolicyFailure>;
+}
+
+/// Makes policy instances: a loaded plugin, or a policy linked into the program.
+pub trait PolicyFactory: Send + Sync {
+    /// Name of the method.
+    fn name(&self) -> &str;
+    /// JSON Schema of the settings.
+    fn settings_schema(&self) -> &str;
+    /// Make an instance. `settings` has passed the schema.
+    fn create(&self, context: &Context<'_>, settings: &str) -> Result<Box<dyn PolicyInstance>, PolicyFailure>;
+}
+
+/// A factory for a [`Policy`] linked into this program (tests, examples, benches).
+pub struct Linked<P>(std::marker::PhantomData<fn() -> P>);
+
+impl<P> Default for Linked<P> {
+    fn default() -> Self {
+        Self(std::marker::PhantomData)
+    }
+}
+
+struct LinkedInstance<P> {
+    policy: P,
+    requirements: Requirements,
+}
+
+/// Run `body`; a panic becomes a [`PolicyFailure`] that names `hook`.
+fn guarded<T>(plugin: &str, hook: &'static str, body: impl FnOnce() -> T) -> Result<T, PolicyFailure> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).map_err(|panic| {
+        let message = panic
+            .downcast_ref::<&str>()
+            .map(|s| s.to_string())
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "a panic without a message".into());
+        PolicyFailure { plugin: plugin.into(), hook, message: format!("panicked: {message}") }
+    })
+}
+
+impl<P: Policy> PolicyFactory for Linked<P> {
+    fn name(&self) -> &str {
+        P::NAME
+    }
+    fn settings_schema(&self) -> &str {
+        P::SETTINGS_SCHEMA
+    }
+    fn create(&self, context: &Context<'_>, settings: &str) -> Result<Box<dyn PolicyInstance>, PolicyFailure> {
+        let policy = guarded(P::NAME, "create", || P::create(context, settings))?.map_err(|e| PolicyFailure {
+            plugin: P::NAME.into(),
+            hook: "create",
+            message: e.message,
+        })?;
+        let requirements = guarded(P::NAME, "requirements", || policy.requirements())?;
+        Ok(Box::new(LinkedInstance { policy, requirements }))
+    }
+}
+
+impl<P: Policy> PolicyInstance for LinkedInstance<P> {
+    fn requirements(&self) -> &Requirements {
+        &self.requirements
+    }
+    fn entry(&mut self, request: &RequestView<'_>) -> Result<Option<ModelIndex>, PolicyFailure> {
+        guarded(P::NAME, "entry", || self.policy.entry(request))
+    }
+    fn route(&mut self, batch: &RouteBatch<'_>, out: &mut [Decision]) -> Result<(), PolicyFailure> {
+        guarded(P::NAME, "route", || self.policy.route(batch, out))
+    }
+    fn send(&mut self, request: &RequestView<'_>, to: ModelIndex) -> Result<Handoff, PolicyFailure> {
+        guarded(P::NAME, "send", || self.policy.send(request, to))
+    }
+    fn receive(&mut self, request: &RequestView<'_>, message: &PeerView<'_>) -> Result<Acceptance, PolicyFailure> {
+        guarded(P::NAME, "receive", || self.policy.receive(request, message))
+    }
+    fn finished(&mut self, slot: Slot) -> Result<(), PolicyFailure> {
+        guarded(P::NAME, "finished", || self.policy.finished(slot))
+    }
+}

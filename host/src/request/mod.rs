@@ -1,0 +1,115 @@
+//! A request and what comes back from it. Pure data.
+
+mod ledger;
+mod sampling;
+
+pub use ledger::{Ledger, LedgerError};
+pub use sampling::SamplingParams;
+
+use std::sync::Arc;
+
+pub use tokenrouter_plugin_api::TokenId;
+
+/// Unique in the life of the server; never reused, so that late messages cannot hit another request.
+pub type RequestId = u64;
+
+/// A loaded model, as an index into the engine's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ModelId(pub u32);
+
+/// A route, as an index into the engine's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RouteId(pub u32);
+
+impl ModelId {
+    /// For indexing tables with one entry a model.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl RouteId {
+    /// For indexing tables with one entry a route.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What a client asks for, already validated and tokenised.
+#[derive(Clone, Debug)]
+pub struct NewRequest {
+    /// Which route serves it.
+    pub route: RouteId,
+    /// At least one token.
+    pub prompt: Vec<TokenId>,
+    /// Most tokens to generate, over all models together; at least 1.
+    pub max_tokens: u32,
+    /// How tokens are drawn.
+    pub sampling: SamplingParams,
+    /// Attach the policy's signals to each committed token.
+    pub return_signals: bool,
+}
+
+/// A request as the sub-servers know it; shared, never changed.
+#[derive(Clone, Debug)]
+pub struct RequestSpec {
+    /// Id given by the engine.
+    pub id: RequestId,
+    /// What the client asked for.
+    pub new: NewRequest,
+    /// Tokens that no model may sample for this route: those that only some of its models know.
+    pub excluded: Arc<[TokenId]>,
+}
+
+/// One committed token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Committed {
+    /// The token.
+    pub token: TokenId,
+    /// The model that wrote it.
+    pub model: ModelId,
+    /// Natural logarithm of its probability under the model's raw distribution; NaN for a token that a
+    /// policy put in place of the model's own.
+    pub logprob: f32,
+    /// The most probable tokens with their log-probabilities, best first, as many as asked for.
+    pub top_logprobs: Vec<(TokenId, f32)>,
+    /// Signals of the row that wrote it, by name, if asked for.
+    pub signals: Option<Box<Vec<(&'static str, f32)>>>,
+}
+
+/// Why a request ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The token that ended it was committed as the last one.
+    Stop(TokenId),
+    /// The token limit was reached.
+    Length,
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// The runner could not compute it.
+    #[error("model `{model}` failed: {message}")]
+    Model { model: String, message: String },
+    /// The logits were not finite.
+    #[error("model `{model}` computed logits that are not finite at position {position}")]
+    NotFinite { model: String, position: usize },
+    /// A policy failed and the route says `on_error = "fail_request"`.
+    #[error("policy of route `{route}` failed at model `{model}`: {message}")]
+    Policy { route: String, model: String, message: String },
+    /// The server is going down.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+}
+
+/// What a sub-server tells the client loop about one request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// Tokens were committed; the first is generated token number `start`.
+    Committed { start: u32, tokens: Vec<Committed> },
+    /// The last event of a request that ended well, with the number of hand-offs it made.
+    Finished { reason: FinishReason, handoffs: u32 },
+    /// The last event of a request that failed.
+    Failed(RequestError),
+}

@@ -1,0 +1,1 @@
+//! The CPU runner: f32, the reference for every other runner.

@@ -1,0 +1,112 @@
+//! Runners compute models. A runner is synchronous, has one owner thread, and owns the K/V pages of
+//! one model; it knows positions and pages, never requests' lives.
+
+pub mod cpu;
+mod signals;
+
+pub use signals::{Columns, SignalRequest};
+
+use crate::request::{SamplingParams, TokenId};
+
+/// Tokens a page of K/V holds.
+pub const PAGE_TOKENS: usize = 16;
+
+/// A page of a model's K/V pool: an index below [`ModelInfo::pages`].
+pub type PageId = u32;
+
+/// What is fixed about a loaded model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelInfo {
+    /// Name in the configuration.
+    pub name: String,
+    /// Architecture and size in words, for people, for example `qwen3, 2 layers x 160, 1.1 M`.
+    pub description: String,
+    /// Width of the logits.
+    pub vocab_size: u32,
+    /// Most tokens of a sequence, prompt and answer together.
+    pub context: u32,
+    /// All tokens that end a sequence at this model, ascending.
+    pub eos: Vec<TokenId>,
+    /// Pages of the K/V pool.
+    pub pages: u32,
+    /// Bytes of the weights as loaded.
+    pub weight_bytes: u64,
+    /// Bytes of one K/V page over all layers.
+    pub page_bytes: u64,
+}
+
+/// The rows of one sequence in a forward: positions `start..end` of `context`.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    /// The sequence; at least `end` tokens.
+    pub context: &'a [TokenId],
+    /// First position to compute. K/V of the positions below is in `pages`.
+    pub start: usize,
+    /// One past the last position to compute; more than `start`.
+    pub end: usize,
+    /// The sequence's pages in order: position p lives in `pages[p / PAGE_TOKENS]`.
+    pub pages: &'a [PageId],
+    /// How many of the last rows are sampled; 0 for a chunk of a prompt.
+    pub sampled: usize,
+    /// How they are sampled.
+    pub sampling: &'a SamplingParams,
+    /// How many tokens of `context` are the prompt.
+    pub prompt_len: usize,
+    /// Tokens left out of every distribution: never sampled, not counted in any signal. Ascending.
+    pub masked: &'a [TokenId],
+}
+
+/// One forward: the rows of all sequences, computed together.
+///
+/// No result may depend on what else is in the batch: a row's arithmetic has the same order of
+/// operations alone and in company.
+#[derive(Clone, Debug, Default)]
+pub struct RowBatch<'a> {
+    pub sequences: Vec<Rows<'a>>,
+    /// Signals to compute for every sampled row.
+    pub signals: SignalRequest,
+}
+
+impl RowBatch<'_> {
+    /// Rows of all sequences.
+    pub fn rows(&self) -> usize {
+        self.sequences.iter().map(|s| s.end - s.start).sum()
+    }
+    /// Sampled rows of all sequences.
+    pub fn sampled(&self) -> usize {
+        self.sequences.iter().map(|s| s.sampled).sum()
+    }
+}
+
+/// What one sampled row gave.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// The candidate.
+    pub token: TokenId,
+    /// Its log-probability under the raw distribution (before temperature, penalties and bias).
+    pub logprob: f32,
+    /// The most probable tokens of the raw distribution, best first.
+    pub top_logprobs: Vec<(TokenId, f32)>,
+    /// False when a logit was NaN or +inf; the other fields then mean nothing.
+    pub finite: bool,
+}
+
+/// Samples and signal columns of a forward: sequences in order, rows of each in order.
+#[derive(Clone, Debug, Default)]
+pub struct RowOutputs {
+    pub samples: Vec<Sample>,
+    pub signals: Columns,
+}
+
+/// A forward that failed as a whole.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct RunnerError(pub String);
+
+/// Computes one model.
+pub trait Runner: Send {
+    /// What is fixed about the model.
+    fn info(&self) -> &ModelInfo;
+    /// Compute `batch`: store K/V of its rows in their pages, then sample.
+    fn forward(&mut self, batch: &RowBatch<'_>) -> Result<RowOutputs, RunnerError>;
+}

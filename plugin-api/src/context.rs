@@ -1,0 +1,66 @@
+//! What a policy learns when it is created.
+
+use crate::{ModelIndex, TokenId};
+
+/// One model of the route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelDescription {
+    /// Name in the configuration, for example `small`.
+    pub name: String,
+    /// Role given by the route, for example `slm`; the name where the route gives none.
+    pub role: String,
+}
+
+/// Severity of a log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogLevel {
+    /// Something failed.
+    Error,
+    /// Something unusual.
+    Warn,
+    /// Worth knowing at start.
+    Info,
+    /// For the policy's author.
+    Debug,
+}
+
+/// Services of the host, valid while [`Policy::create`](crate::Policy::create) runs.
+pub trait Services {
+    /// The bytes that a token stands for; `None` for an id outside the vocabulary.
+    fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>>;
+    /// The id of the token whose text is exactly `text`.
+    fn token_id(&self, text: &str) -> Option<TokenId>;
+    /// Write to the host's log.
+    fn log(&self, level: LogLevel, message: &str);
+}
+
+/// Where an instance works: one instance for each (route, model).
+pub struct Context<'a> {
+    /// Name of the route.
+    pub route: &'a str,
+    /// The model that this instance is attached to.
+    pub model: ModelIndex,
+    /// All models of the route.
+    pub models: &'a [ModelDescription],
+    /// The model that receives new requests.
+    pub entry: ModelIndex,
+    /// Number of tokens that all models of the route share.
+    pub vocab_size: u32,
+    /// Tokens that end a request at this model.
+    pub eos: &'a [TokenId],
+    /// Services of the host.
+    pub services: &'a dyn Services,
+}
+
+impl Context<'_> {
+    /// The model with this role or, failing that, this name.
+    pub fn find(&self, role: &str) -> Option<ModelIndex> {
+        let by = |f: fn(&ModelDescription) -> &str| self.models.iter().position(|m| f(m) == role);
+        by(|m| &m.role).or_else(|| by(|m| &m.name)).map(|i| i as ModelIndex)
+    }
+
+    /// Role of this instance's model.
+    pub fn role(&self) -> &str {
+        self.models.get(self.model as usize).map_or("", |m| &m.role)
+    }
+}

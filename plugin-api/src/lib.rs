@@ -1,0 +1,29 @@
+//! The policy plugin contract of TokenRouter.
+//!
+//! A *policy* decides, after each decode step of a model, whether that model goes on with a request
+//! or another one takes over. An author implements [`Policy`] and names the type in
+//! `export_policy!`; everything that crosses the library boundary stays inside this crate.
+//!
+//! This crate knows nothing of the host.
+#![deny(missing_docs)]
+
+mod context;
+mod decision;
+mod policy;
+pub mod random;
+mod requirements;
+mod views;
+
+pub use context::{Context, LogLevel, ModelDescription, Services};
+pub use decision::{Acceptance, Decision, DecisionKind, Handoff, MAX_PAYLOAD_BYTES};
+pub use policy::{Policy, PolicyError};
+pub use requirements::{Requirements, SignalSet};
+pub use views::{NO_MODEL, NO_TOKEN, PeerView, RequestView, RouteBatch, SignalColumns};
+
+/// Index of a model among the models of the policy's route, as listed in [`Context::models`].
+pub type ModelIndex = u32;
+/// Id of a token in the vocabulary that all models of a route share.
+pub type TokenId = u32;
+/// Dense index for per-request state: unique among the live requests of one policy instance and
+/// reused after [`Policy::finished`].
+pub type Slot = u32;
