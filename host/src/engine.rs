@@ -1,16 +1,28 @@
-//! The engine: loaded models, each with its sub-server, and the routes over them.
+//! The engine: loaded models, each with its sub-server and thread, and the routes over them.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
-use tokio::sync::mpsc::UnboundedReceiver;
+use crossbeam_channel::Sender;
+use tokenrouter_plugin_api::{Context, LogLevel, ModelDescription, Services};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::policy::PolicyFactory;
-use crate::request::{Event, ModelId, NewRequest, RequestError, RequestId, RouteId, TokenId};
+use crate::request::{Event, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, TokenId};
 use crate::runner::{ModelInfo, Runner};
+use crate::subserver::gate::thresholds;
+use crate::subserver::worker::{self, Board, Snapshot, Surroundings};
+use crate::subserver::{Attachment, Effect, Limits, Message, SubServer, pages_for};
 
-/// What a policy may ask about text, per model. Implemented by `text::Tokenizer`.
+/// What a policy may ask about text, per model.
 pub trait TokenText: Send + Sync {
+    /// The bytes that a token stands for; `None` for an id outside the vocabulary.
     fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>>;
+    /// The id of the token whose text is exactly `text`.
     fn token_id(&self, text: &str) -> Option<TokenId>;
 }
 
@@ -18,10 +30,11 @@ pub trait TokenText: Send + Sync {
 pub struct ModelSetup {
     pub runner: Box<dyn Runner>,
     pub text: Arc<dyn TokenText>,
-    /// Requests needed before a forward starts, indexed by active requests less one and clamped; never empty.
+    /// Requests needed before a forward starts, indexed by active requests less one; the last entry
+    /// serves all beyond. Never empty.
     pub min_batch: Vec<u32>,
     /// Longest wait for more requests; the gate then opens anyway.
-    pub max_wait: std::time::Duration,
+    pub max_wait: Duration,
     /// Most rows of one forward.
     pub max_rows: usize,
     /// Most prompt rows of one request in one forward.
@@ -45,9 +58,8 @@ pub struct RouteSetup {
     pub models: Vec<(ModelId, String)>,
     /// Where new requests start: an index into `models`.
     pub entry: usize,
-    /// `None`: the entry model alone.
-    pub policy: Option<Arc<dyn PolicyFactory>>,
-    /// Settings as JSON, already checked against the schema.
+    pub policy: Arc<dyn PolicyFactory>,
+    /// Settings as JSON, already checked against the policy's schema.
     pub settings: String,
     pub on_error: OnError,
     /// Tokens that not every model of the route knows by the same text; ascending.
@@ -58,32 +70,446 @@ pub struct RouteSetup {
 #[derive(Clone, Debug)]
 pub struct RouteInfo {
     pub name: String,
+    /// Models with their roles, in the policy's order.
     pub models: Vec<(ModelId, String)>,
+    /// Where new requests start: an index into `models`.
     pub entry: usize,
-    /// Name of the policy, `None` for a bare model.
+    /// Name of the policy; `None` for a bare model.
     pub policy: Option<String>,
-    pub excluded: Arc<[TokenId]>,
+    /// Most tokens of a request, prompt and answer together: the smallest context of the models.
+    pub context: u32,
+    /// Token ids that every model of the route has lie below this.
+    pub vocab_size: u32,
+}
+
+/// Why the engine could not start.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StartError {
+    #[error("route `{route}`, model `{model}`: {message}")]
+    Policy { route: String, model: String, message: String },
+    #[error("route `{route}`: {message}")]
+    Route { route: String, message: String },
+    #[error("the thread of model `{model}` could not be started: {message}")]
+    Thread { model: String, message: String },
 }
 
 /// Why a request was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
+    #[error("the prompt is empty; it needs at least one token")]
+    EmptyPrompt,
+    #[error("max_tokens is 0; it must be at least 1")]
+    NoTokens,
     #[error(
-        "This model's maximum context length is {context} tokens. However, the prompt has {prompt} tokens and {max_tokens} more were asked for. Shorten the prompt or lower max_tokens."
+        "This model's maximum context length is {context} tokens. However, you requested {} tokens ({prompt} in the \
+         prompt, {max_tokens} in the completion). Please reduce the length of the prompt or of the completion.",
+        *prompt as u64 + u64::from(*max_tokens)
     )]
     ContextLength { context: u32, prompt: usize, max_tokens: u32 },
     #[error(
-        "the prompt ({prompt} tokens) with max_tokens ({max_tokens}) needs {needed} K/V pages of model `{model}`, which has {pages}. Lower max_tokens or give the model more pages."
+        "the prompt ({prompt} tokens) with max_tokens ({max_tokens}) needs {needed} K/V pages of model `{model}`, \
+         which has {pages}; lower max_tokens, or give the model more pages"
     )]
-    Pool { model: String, prompt: usize, max_tokens: u32, needed: u32, pages: u32 },
-    #[error("prompt token {token} is outside the vocabulary of {vocab} tokens")]
+    Pool { model: String, prompt: usize, max_tokens: u32, needed: usize, pages: u32 },
+    #[error("prompt token {token} is outside the vocabulary; ids are below {vocab}")]
     TokenOutOfRange { token: TokenId, vocab: u32 },
     #[error("the server is shutting down")]
     ShuttingDown,
+    #[error("model `{model}` has stopped working; see the log")]
+    ModelDown { model: String },
 }
 
-/// The events of one request. Dropping it before the last event cancels the request everywhere.
+/// What all threads of an engine share.
+struct Shared {
+    models: Vec<ModelInfo>,
+    routes: Vec<RouteInfo>,
+    inboxes: Vec<Sender<Message>>,
+    ladders: Vec<Vec<u32>>,
+    /// A request is live from its submission until its last event or its cancellation.
+    live: Mutex<HashMap<RequestId, Live>>,
+    /// Size of `live`, readable without the lock.
+    count: AtomicUsize,
+    alive: Vec<AtomicBool>,
+    stopping: AtomicBool,
+}
+
+struct Live {
+    route: RouteId,
+    events: UnboundedSender<Event>,
+}
+
+impl Shared {
+    /// The table is valid between any two operations, so a panic elsewhere cannot spoil it.
+    fn live(&self) -> MutexGuard<'_, HashMap<RequestId, Live>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn post(&self, to: ModelId, message: Message) {
+        // A model whose thread has ended takes no messages; its requests have been failed.
+        if let Some(inbox) = self.inboxes.get(to.index()) {
+            let _ = inbox.send(message);
+        }
+    }
+
+    /// The request is over. True for the first caller, who tells those concerned.
+    fn remove(&self, id: RequestId) -> Option<Live> {
+        let removed = {
+            let mut live = self.live();
+            let removed = live.remove(&id);
+            self.count.store(live.len(), Ordering::Release);
+            removed
+        };
+        // With fewer requests the gates may open.
+        if removed.is_some() && self.ladders.iter().flatten().any(|&b| b > 1) {
+            self.inboxes.iter().for_each(|inbox| drop(inbox.send(Message::Wake)));
+        }
+        removed
+    }
+
+    /// Stop the request at every model of its route.
+    fn cancel(&self, id: RequestId) {
+        if let Some(live) = self.remove(id) {
+            self.bury(id, live.route);
+        }
+    }
+
+    fn bury(&self, id: RequestId, route: RouteId) {
+        for &(model, _) in &self.routes[route.index()].models {
+            self.post(model, Message::Cancel(id));
+        }
+    }
+
+    fn event(&self, id: RequestId, event: Event) {
+        let last = !matches!(event, Event::Committed { .. });
+        // A receiver that is gone cancels by itself, so a failed send needs no care.
+        if !last {
+            if let Some(live) = self.live().get(&id) {
+                let _ = live.events.send(event);
+            }
+        } else if let Some(live) = self.remove(id) {
+            let _ = live.events.send(event);
+        }
+    }
+
+    /// A model's thread has ended by a panic: fail everything that may need it.
+    fn model_down(&self, model: ModelId) {
+        self.alive[model.index()].store(false, Ordering::Release);
+        let uses = |route: RouteId| self.routes[route.index()].models.iter().any(|&(m, _)| m == model);
+        let ids: Vec<RequestId> = self.live().iter().filter(|(_, l)| uses(l.route)).map(|(&id, _)| id).collect();
+        for id in ids {
+            if let Some(live) = self.remove(id) {
+                let name = self.models[model.index()].name.clone();
+                let message = "its thread ended by a panic; see the log".into();
+                let _ = live.events.send(Event::Failed(RequestError::Model { model: name, message }));
+                self.bury(id, live.route);
+            }
+        }
+    }
+}
+
+/// A model's view of the shared state.
+struct AtModel {
+    shared: Arc<Shared>,
+    model: ModelId,
+}
+
+impl Surroundings for AtModel {
+    fn carry_out(&self, effect: Effect) {
+        match effect {
+            Effect::Send(message) => self.shared.post(message.to, Message::Peer(message)),
+            Effect::Event(id, event) => self.shared.event(id, event),
+            Effect::PolicyFailed { route, message } => {
+                let route = self.shared.routes.get(route as usize).map_or("?", |r| &r.name);
+                let model = &self.shared.models[self.model.index()].name;
+                tracing::error!(route, model, "{message}; the policy is not called again at this model");
+            }
+        }
+    }
+
+    fn threshold(&self) -> u32 {
+        thresholds(&self.shared.ladders, self.shared.count.load(Ordering::Acquire))[self.model.index()]
+    }
+}
+
+/// Policies' services, for one model.
+struct TextServices<'a> {
+    text: &'a dyn TokenText,
+    route: &'a str,
+}
+
+impl Services for TextServices<'_> {
+    fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>> {
+        self.text.token_bytes(id)
+    }
+    fn token_id(&self, text: &str) -> Option<TokenId> {
+        self.text.token_id(text)
+    }
+    fn log(&self, level: LogLevel, message: &str) {
+        let route = self.route;
+        match level {
+            LogLevel::Error => tracing::error!(route, "{message}"),
+            LogLevel::Warn => tracing::warn!(route, "{message}"),
+            LogLevel::Info => tracing::info!(route, "{message}"),
+            LogLevel::Debug => tracing::debug!(route, "{message}"),
+        }
+    }
+}
+
+/// Loaded models at work. Dropping it ends their threads; requests that still run fail.
+pub struct Engine {
+    shared: Arc<Shared>,
+    boards: Vec<Arc<Board>>,
+    threads: Vec<JoinHandle<()>>,
+    next_id: AtomicU64,
+}
+
+impl Engine {
+    /// Start a thread for each model. `routes` come first in the list of routes, then one for each
+    /// model alone, under the model's name.
+    pub fn start(models: Vec<ModelSetup>, routes: Vec<RouteSetup>) -> Result<Self, StartError> {
+        let infos: Vec<ModelInfo> = models.iter().map(|m| m.runner.info().clone()).collect();
+        let mut attachments: Vec<Vec<Option<Attachment>>> = infos.iter().map(|_| Vec::new()).collect();
+        let mut served = Vec::new();
+        for route in &routes {
+            served.push(describe(route, &infos)?);
+            for (index, of_model) in attachments.iter_mut().enumerate() {
+                of_model.push(attach(route, ModelId(index as u32), &models, &infos)?);
+            }
+        }
+        for (index, info) in infos.iter().enumerate() {
+            let id = ModelId(index as u32);
+            served.push(RouteInfo {
+                name: info.name.clone(),
+                models: vec![(id, info.name.clone())],
+                entry: 0,
+                policy: None,
+                context: info.context,
+                vocab_size: info.vocab_size,
+            });
+            for (other, of_model) in attachments.iter_mut().enumerate() {
+                let alone = || Attachment::new(&info.name, None, vec![id], 0, OnError::default(), &[]);
+                of_model.push((other == index).then(alone));
+            }
+        }
+        for (index, route) in served.iter().enumerate() {
+            if served[..index].iter().any(|other| other.name == route.name) {
+                let message = "the name is taken by another route or a model; choose another".into();
+                return Err(StartError::Route { route: route.name.clone(), message });
+            }
+        }
+        let (inboxes, receivers): (Vec<_>, Vec<_>) = infos.iter().map(|_| crossbeam_channel::unbounded()).unzip();
+        let shared = Arc::new(Shared {
+            alive: infos.iter().map(|_| AtomicBool::new(true)).collect(),
+            models: infos,
+            routes: served,
+            inboxes,
+            ladders: models.iter().map(|m| m.min_batch.clone()).collect(),
+            live: Mutex::default(),
+            count: AtomicUsize::new(0),
+            stopping: AtomicBool::new(false),
+        });
+        let boards: Vec<Arc<Board>> = models.iter().map(|_| Arc::default()).collect();
+        // Ends the threads already running when a later one cannot be started.
+        let mut engine = Self { shared: shared.clone(), boards, threads: Vec::new(), next_id: AtomicU64::new(1) };
+        for (index, ((setup, inbox), routes)) in models.into_iter().zip(receivers).zip(attachments).enumerate() {
+            let model = ModelId(index as u32);
+            let limits = Limits { max_rows: setup.max_rows, prefill_chunk: setup.prefill_chunk };
+            let server = SubServer::new(model, setup.runner, routes, limits);
+            let (at, board) = (AtModel { shared: shared.clone(), model }, engine.boards[index].clone());
+            let name = shared.models[index].name.clone();
+            let body = move || {
+                let run = AssertUnwindSafe(|| worker::run(server, &inbox, &at, &board, setup.max_wait));
+                if catch_unwind(run).is_err() {
+                    at.shared.model_down(model);
+                }
+            };
+            let thread = std::thread::Builder::new().name(format!("model-{name}")).spawn(body);
+            engine.threads.push(thread.map_err(|e| StartError::Thread { model: name, message: e.to_string() })?);
+        }
+        Ok(engine)
+    }
+
+    /// Models, indexed by [`ModelId`].
+    pub fn models(&self) -> &[ModelInfo] {
+        &self.shared.models
+    }
+
+    /// Routes, indexed by [`RouteId`]; every bare model is one.
+    pub fn routes(&self) -> &[RouteInfo] {
+        &self.shared.routes
+    }
+
+    /// The route of this name.
+    pub fn find_route(&self, name: &str) -> Option<RouteId> {
+        self.routes().iter().position(|r| r.name == name).map(|i| RouteId(i as u32))
+    }
+
+    /// Every model works and the engine takes requests.
+    pub fn is_ready(&self) -> bool {
+        !self.shared.stopping.load(Ordering::Acquire) && self.shared.alive.iter().all(|a| a.load(Ordering::Acquire))
+    }
+
+    /// Requests that have neither ended nor been cancelled.
+    pub fn live_requests(&self) -> usize {
+        self.shared.count.load(Ordering::Acquire)
+    }
+
+    /// State of a model, as of its last step.
+    pub fn snapshot(&self, model: ModelId) -> Snapshot {
+        self.boards[model.index()].read()
+    }
+
+    /// Take no more requests; those that run go on.
+    pub fn stop_accepting(&self) {
+        self.shared.stopping.store(true, Ordering::Release);
+    }
+
+    /// Check a request without submitting it.
+    pub fn check(&self, new: &NewRequest) -> Result<(), SubmitError> {
+        let route = &self.routes()[new.route.index()];
+        let (prompt, max_tokens) = (new.prompt.len(), new.max_tokens);
+        if prompt == 0 {
+            return Err(SubmitError::EmptyPrompt);
+        }
+        if max_tokens == 0 {
+            return Err(SubmitError::NoTokens);
+        }
+        let total = prompt as u64 + u64::from(max_tokens);
+        if total > u64::from(route.context) {
+            return Err(SubmitError::ContextLength { context: route.context, prompt, max_tokens });
+        }
+        if let Some(&token) = new.prompt.iter().find(|&&t| t >= route.vocab_size) {
+            return Err(SubmitError::TokenOutOfRange { token, vocab: route.vocab_size });
+        }
+        let needed = pages_for(total as usize);
+        for &(model, _) in &route.models {
+            let info = &self.models()[model.index()];
+            if needed > info.pages as usize {
+                let model = info.name.clone();
+                return Err(SubmitError::Pool { model, prompt, max_tokens, needed, pages: info.pages });
+            }
+        }
+        Ok(())
+    }
+
+    /// Submit a request. Its events come in the stream; dropping the stream cancels it everywhere.
+    pub fn submit(&self, new: NewRequest) -> Result<RequestStream, SubmitError> {
+        self.check(&new)?;
+        if self.shared.stopping.load(Ordering::Acquire) {
+            return Err(SubmitError::ShuttingDown);
+        }
+        let route = &self.shared.routes[new.route.index()];
+        for &(model, _) in &route.models {
+            if !self.shared.alive[model.index()].load(Ordering::Acquire) {
+                return Err(SubmitError::ModelDown { model: self.models()[model.index()].name.clone() });
+            }
+        }
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let (entry, _) = route.models[route.entry];
+        let (events, receiver) = unbounded_channel();
+        {
+            let mut live = self.shared.live();
+            live.insert(id, Live { route: new.route, events });
+            self.shared.count.store(live.len(), Ordering::Release);
+        }
+        self.shared.post(entry, Message::Submit(Arc::new(RequestSpec { id, new })));
+        Ok(RequestStream { id, events: receiver, shared: self.shared.clone() })
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stop_accepting();
+        self.shared.inboxes.iter().for_each(|inbox| drop(inbox.send(Message::Shutdown)));
+        for thread in self.threads.drain(..) {
+            // A panic has been reported by the hook and by `model_down`.
+            let _ = thread.join();
+        }
+        // A hand-off may have been under way to a model that had already ended.
+        let ids: Vec<RequestId> = self.shared.live().keys().copied().collect();
+        for id in ids {
+            self.shared.event(id, Event::Failed(RequestError::ShuttingDown));
+        }
+    }
+}
+
+fn describe(route: &RouteSetup, infos: &[ModelInfo]) -> Result<RouteInfo, StartError> {
+    let error = |message: String| StartError::Route { route: route.name.clone(), message };
+    let mut models = Vec::new();
+    for (model, _) in &route.models {
+        models.push(infos.get(model.index()).ok_or_else(|| error(format!("there is no model number {}", model.0)))?);
+    }
+    let smallest = |of: fn(&ModelInfo) -> u32| models.iter().copied().map(of).min();
+    let (Some(context), Some(vocab_size)) = (smallest(|m| m.context), smallest(|m| m.vocab_size)) else {
+        return Err(error("it has no models; name at least one under `roles`".into()));
+    };
+    if route.entry >= models.len() {
+        return Err(error("its entry is not one of its models".into()));
+    }
+    let policy = Some(route.policy.name().to_owned());
+    Ok(RouteInfo {
+        name: route.name.clone(),
+        models: route.models.clone(),
+        entry: route.entry,
+        policy,
+        context,
+        vocab_size,
+    })
+}
+
+/// Make the policy instance of `route` at `model`; `None` where the route does not use the model.
+fn attach(
+    route: &RouteSetup,
+    model: ModelId,
+    setups: &[ModelSetup],
+    infos: &[ModelInfo],
+) -> Result<Option<Attachment>, StartError> {
+    let Some(own) = route.models.iter().position(|&(m, _)| m == model) else { return Ok(None) };
+    let info = &infos[model.index()];
+    let error = |message: String| StartError::Policy { route: route.name.clone(), model: info.name.clone(), message };
+    let described: Vec<ModelDescription> = route
+        .models
+        .iter()
+        .map(|(m, role)| ModelDescription { name: infos[m.index()].name.clone(), role: role.clone() })
+        .collect();
+    let shared = route.models.iter().map(|(m, _)| infos[m.index()].vocab_size).min().unwrap_or_default();
+    let services = TextServices { text: &*setups[model.index()].text, route: &route.name };
+    let context = Context {
+        route: &route.name,
+        model: own as u32,
+        models: &described,
+        entry: route.entry as u32,
+        vocab_size: shared,
+        eos: &info.eos,
+        services: &services,
+    };
+    let policy = route.policy.create(&context, &route.settings).map_err(|e| error(e.to_string()))?;
+    let wanted = policy.requirements();
+    if let Some(id) = wanted.masked_tokens.iter().chain(&wanted.token_logits).find(|&&id| id >= info.vocab_size) {
+        return Err(error(format!("the policy asks for token {id}, but the model has {} tokens", info.vocab_size)));
+    }
+    if wanted.top_k > info.vocab_size {
+        let message =
+            format!("the policy asks for the top {} logits, but the model has {}", wanted.top_k, info.vocab_size);
+        return Err(error(message));
+    }
+    // What some model of the route does not know must not be sampled by any.
+    let mut excluded = route.excluded.clone();
+    excluded.extend(shared..info.vocab_size);
+    excluded.retain(|&id| id < info.vocab_size);
+    let models = route.models.iter().map(|&(m, _)| m).collect();
+    Ok(Some(Attachment::new(&route.name, Some(policy), models, own as u32, route.on_error, &excluded)))
+}
+
+/// The events of one request, ending with [`Event::Finished`] or [`Event::Failed`].
 pub struct RequestStream {
     pub id: RequestId,
     pub events: UnboundedReceiver<Event>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for RequestStream {
+    fn drop(&mut self) {
+        self.shared.cancel(self.id);
+    }
 }

@@ -6,8 +6,6 @@ mod sampling;
 pub use ledger::{Ledger, LedgerError};
 pub use sampling::SamplingParams;
 
-use std::sync::Arc;
-
 pub use tokenrouter_plugin_api::TokenId;
 
 /// Unique in the life of the server; never reused, so that late messages cannot hit another request.
@@ -57,8 +55,6 @@ pub struct RequestSpec {
     pub id: RequestId,
     /// What the client asked for.
     pub new: NewRequest,
-    /// Tokens that no model may sample for this route: those that only some of its models know.
-    pub excluded: Arc<[TokenId]>,
 }
 
 /// One committed token.

@@ -85,7 +85,8 @@ impl Columns {
         }
     }
 
-    /// Scalar signals of one row by name, for `routing` in answers.
+    /// Scalar signals of one row by name, for `routing` in answers. All that were computed:
+    /// ask for [`SignalSet::ALL`] where the answer must not depend on what others in the batch asked for.
     pub fn named(&self, row: usize) -> Vec<(&'static str, f32)> {
         let columns: [(&'static str, &[f32]); 6] = [
             ("entropy", &self.entropy),

@@ -1,1 +1,384 @@
+//! A sub-server: one model with its own pool of pages, its own pace and its own replicas.
+//!
+//! [`SubServer`] is the decode loop without the loop: messages in ([`SubServer::take`]), one forward
+//! at a time ([`SubServer::step`]), effects out. It reads no clock and owns no thread; [`worker`]
+//! gives it both. A step is plan (pure) → forward → policy → resolve (pure) → effects.
 
+mod attachment;
+pub mod gate;
+mod message;
+mod pages;
+mod plan;
+mod replica;
+pub mod resolve;
+mod step;
+mod tombstones;
+pub mod worker;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use tokenrouter_plugin_api::{Acceptance, ModelIndex, PeerView};
+
+pub use attachment::Attachment;
+use attachment::Failed;
+pub use message::{Effect, Message, PeerReq, Status};
+pub use pages::{PagePool, pages_for};
+pub use plan::Limits;
+use replica::{Replica, Sent};
+use resolve::Resolve;
+use tombstones::Tombstones;
+
+use crate::engine::OnError;
+use crate::request::{Committed, Event, FinishReason, ModelId, RequestError, RequestId, RequestSpec};
+use crate::runner::Runner;
+
+/// A policy that hands a request round this often without a token committed is told no: the request
+/// then stays where it is for one token.
+pub const MAX_IDLE_HANDOFFS: u32 = 32;
+
+/// How many ended requests are remembered.
+const TOMBSTONES: usize = 1 << 16;
+
+/// Counters of one sub-server since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub steps: u64,
+    pub rows: u64,
+    /// Requests in all steps together; by `steps` it is the mean batch.
+    pub batched: u64,
+    pub handoffs: u64,
+    pub retractions: u64,
+    pub preemptions: u64,
+    pub stale_messages: u64,
+    pub resent: u64,
+    pub invalid_decisions: u64,
+}
+
+/// On what terms a request leaves.
+#[derive(Debug)]
+struct Terms {
+    budget: Option<u32>,
+    payload: Arc<[u8]>,
+    /// Whether it counts as a hand-off; placing a new request does not.
+    counted: bool,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self { budget: None, payload: Arc::default(), counted: true }
+    }
+}
+
+/// One model and the requests that it knows of.
+pub struct SubServer {
+    id: ModelId,
+    runner: Box<dyn Runner>,
+    /// By route; `None` where the route does not use this model.
+    routes: Vec<Option<Attachment>>,
+    replicas: HashMap<RequestId, Replica>,
+    /// Requests that this model owns. Ids grow, so the first is the oldest.
+    owned: BTreeSet<RequestId>,
+    pool: PagePool,
+    limits: Limits,
+    tombstones: Tombstones,
+    effects: Vec<Effect>,
+    counters: Counters,
+    resolve: Resolve,
+}
+
+impl SubServer {
+    /// `routes` has an entry for each route of the engine.
+    pub fn new(id: ModelId, runner: Box<dyn Runner>, routes: Vec<Option<Attachment>>, limits: Limits) -> Self {
+        let pool = PagePool::new(runner.info().pages);
+        Self {
+            id,
+            runner,
+            routes,
+            replicas: HashMap::new(),
+            owned: BTreeSet::new(),
+            pool,
+            limits,
+            tombstones: Tombstones::new(TOMBSTONES),
+            effects: Vec::new(),
+            counters: Counters::default(),
+            resolve: resolve::resolve,
+        }
+    }
+
+    /// Use another resolve step. For tests that show that the invariants notice a broken one.
+    pub fn with_resolve(self, resolve: Resolve) -> Self {
+        Self { resolve, ..self }
+    }
+
+    /// Requests that could be in a forward now.
+    pub fn ready(&self) -> usize {
+        self.owned.len()
+    }
+
+    /// Requests known here, wherever they live.
+    pub fn replicas(&self) -> usize {
+        self.replicas.len()
+    }
+
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    pub fn pool(&self) -> &PagePool {
+        &self.pool
+    }
+
+    /// Policy state slots in use, over all routes.
+    pub fn open_slots(&self) -> usize {
+        self.routes.iter().flatten().map(Attachment::open_slots).sum()
+    }
+
+    /// Invariant 3: every page in use belongs to a live replica.
+    pub fn pages_held(&self) -> usize {
+        self.replicas.values().map(|r| r.pages.ids().len()).sum()
+    }
+
+    /// What happened since the last call, in order.
+    pub fn effects(&mut self) -> std::vec::Drain<'_, Effect> {
+        self.effects.drain(..)
+    }
+
+    /// Take one message.
+    pub fn take(&mut self, message: Message) {
+        match message {
+            Message::Submit(spec) => self.submit(spec),
+            Message::Peer(peer) => match peer.status {
+                Status::New | Status::Need => self.arrive(peer),
+                Status::Finished | Status::Cancelled => self.bury(peer.id),
+                Status::Lost => self.send_again(&peer),
+            },
+            Message::Cancel(id) => self.bury(id),
+            Message::Wake | Message::Shutdown => {}
+        }
+    }
+
+    /// Fail every request that this model owns; the others' owners do the same.
+    pub fn fail_all(&mut self, error: &RequestError) {
+        for id in self.owned.clone() {
+            self.fail(id, error.clone());
+        }
+    }
+
+    fn attachment(&mut self, spec: &RequestSpec) -> Option<&mut Attachment> {
+        self.routes.get_mut(spec.new.route.index())?.as_mut()
+    }
+
+    fn submit(&mut self, spec: Arc<RequestSpec>) {
+        let id = spec.id;
+        if self.tombstones.is_dead(id) || self.replicas.contains_key(&id) {
+            self.counters.stale_messages += 1;
+            return;
+        }
+        let pages = self.pool.pages();
+        let Some(attachment) = self.attachment(&spec) else { return };
+        let (slot, models, own) = (attachment.open(), attachment.models.len(), attachment.own);
+        let mut replica = Replica::new(spec.clone(), slot, spec.new.prompt.clone(), pages, models);
+        let entry = attachment.entry(&replica.view());
+        replica.anchors[own as usize] = replica.committed;
+        replica.owned = true;
+        self.replicas.insert(id, replica);
+        self.owned.insert(id);
+        match entry {
+            Ok(None) => {}
+            Ok(Some(to)) => self.hand_off(id, to, Vec::new(), Terms { counted: false, ..Terms::default() }),
+            Err(failed) => self.policy_failed(&[id], failed),
+        }
+    }
+
+    /// A peer hands a request over.
+    fn arrive(&mut self, message: PeerReq) {
+        let id = message.id;
+        let known = self.replicas.get(&id);
+        if self.tombstones.is_dead(id) || known.is_some_and(|r| r.owned || message.seq <= r.seq) {
+            self.counters.stale_messages += 1;
+            return;
+        }
+        let spec = known.map(|r| r.spec.clone()).or_else(|| message.spec.clone());
+        let held = known.map_or(0, |r| r.committed);
+        let Some(spec) = spec.filter(|_| message.base <= held) else {
+            let lost = PeerReq {
+                from: self.id,
+                to: message.from,
+                status: Status::Lost,
+                base: 0,
+                tokens: Vec::new(),
+                provisional: Vec::new(),
+                payload: Arc::default(),
+                spec: None,
+                ..message
+            };
+            self.effects.push(Effect::Send(lost));
+            return;
+        };
+        let pages = self.pool.pages();
+        let Some(attachment) = self.routes.get_mut(spec.new.route.index()).and_then(Option::as_mut) else { return };
+        let replica = self.replicas.entry(id).or_insert_with(|| {
+            Replica::new(spec.clone(), attachment.open(), Vec::new(), pages, attachment.models.len())
+        });
+        let from = attachment.models.iter().position(|&m| m == message.from).map(|i| i as ModelIndex);
+        let drafts = message.provisional.iter().map(|c| c.token);
+        let arriving: Vec<_> = message.tokens.iter().copied().chain(drafts).collect();
+        let count = message.provisional.len() as u32;
+        let view = PeerView::new(from.unwrap_or_default(), &arriving, count, &message.payload);
+        let acceptance = attachment.receive(&replica.view(), &view);
+        // Own provisional tokens live on only where the message confirms them.
+        replica.rewrite(message.base, &message.tokens, message.provisional);
+        replica.verify = !replica.provisional.is_empty();
+        replica.owned = true;
+        replica.seq = message.seq;
+        replica.handoffs = message.handoffs;
+        replica.idle_handoffs = message.idle_handoffs;
+        replica.anchors = message.anchors;
+        replica.came_from = from;
+        replica.budget = message.budget;
+        replica.sent = None;
+        self.owned.insert(id);
+        match acceptance {
+            Ok(Acceptance::Accept(count)) => {
+                let mut stand = replica.provisional.clone();
+                stand.truncate(count as usize);
+                let ends = replica.ends(&self.runner.info().eos);
+                let finish = resolve::accept(&mut stand, replica.generated(), replica.spec.new.max_tokens, ends);
+                self.commit(id, stand, Vec::new());
+                if let Some(reason) = finish {
+                    self.finish(id, reason);
+                }
+            }
+            Ok(_) => {}
+            Err(failed) => self.policy_failed(&[id], failed),
+        }
+    }
+
+    /// A receiver lost its state: send the last hand-off again, from 0.
+    fn send_again(&mut self, lost: &PeerReq) {
+        let Some(replica) = self.replicas.get(&lost.id).filter(|r| !r.owned && r.seq == lost.seq) else {
+            self.counters.stale_messages += 1;
+            return;
+        };
+        let Some(sent) = replica.sent.as_ref().filter(|s| s.to == lost.from) else { return };
+        let message = replica.message(self.id, sent, 0, true);
+        self.counters.resent += 1;
+        self.effects.push(Effect::Send(message));
+    }
+
+    /// The request is over here; nobody is told.
+    fn bury(&mut self, id: RequestId) {
+        self.tombstones.bury(id);
+        self.owned.remove(&id);
+        let Some(replica) = self.replicas.remove(&id) else { return };
+        if let Some(attachment) = self.attachment(&replica.spec)
+            && let Err(failed) = attachment.close(replica.slot)
+        {
+            self.report(replica.spec.new.route.0, failed);
+        }
+    }
+
+    /// Tell the peers that hold a replica, and forget the request.
+    fn end(&mut self, id: RequestId, status: Status, event: Event) {
+        if let Some(replica) = self.replicas.get(&id)
+            && let Some(attachment) = self.routes.get(replica.spec.new.route.index()).and_then(Option::as_ref)
+        {
+            for (index, &to) in attachment.models.iter().enumerate() {
+                if to != self.id && replica.anchors[index] > 0 {
+                    self.effects.push(Effect::Send(PeerReq {
+                        id,
+                        from: self.id,
+                        to,
+                        seq: replica.seq + 1,
+                        status,
+                        base: 0,
+                        tokens: Vec::new(),
+                        provisional: Vec::new(),
+                        budget: None,
+                        payload: Arc::default(),
+                        anchors: Vec::new(),
+                        handoffs: replica.handoffs,
+                        idle_handoffs: 0,
+                        spec: None,
+                    }));
+                }
+            }
+        }
+        self.effects.push(Effect::Event(id, event));
+        self.bury(id);
+    }
+
+    fn finish(&mut self, id: RequestId, reason: FinishReason) {
+        let handoffs = self.replicas.get(&id).map_or(0, |r| r.handoffs);
+        self.end(id, Status::Finished, Event::Finished { reason, handoffs });
+    }
+
+    fn fail(&mut self, id: RequestId, error: RequestError) {
+        self.end(id, Status::Cancelled, Event::Failed(error));
+    }
+
+    fn report(&mut self, route: u32, Failed(message): Failed) {
+        self.effects.push(Effect::PolicyFailed { route, message });
+    }
+
+    /// A policy failed while it was asked about `ids`, all of one route.
+    fn policy_failed(&mut self, ids: &[RequestId], failed: Failed) {
+        let Some(spec) = ids.first().and_then(|id| self.replicas.get(id)).map(|r| r.spec.clone()) else { return };
+        let Some(attachment) = self.attachment(&spec) else { return };
+        if attachment.on_error == OnError::FailRequest {
+            let route = attachment.name.clone();
+            let model = self.runner.info().name.clone();
+            for &id in ids {
+                self.fail(
+                    id,
+                    RequestError::Policy { route: route.clone(), model: model.clone(), message: failed.0.clone() },
+                );
+            }
+        }
+        self.report(spec.new.route.0, failed);
+    }
+
+    /// Enter committed tokens and the provisional ones behind them.
+    fn commit(&mut self, id: RequestId, commit: Vec<Committed>, provisional: Vec<Committed>) {
+        let Some(replica) = self.replicas.get_mut(&id) else { return };
+        let start = replica.generated();
+        let tokens: Vec<_> = commit.iter().map(|c| c.token).collect();
+        replica.rewrite(replica.committed, &tokens, provisional);
+        if !commit.is_empty() {
+            replica.idle_handoffs = 0;
+            self.effects.push(Effect::Event(id, Event::Committed { start, tokens: commit }));
+        }
+    }
+
+    /// Hand the request to model `to` of its route. `provisional` goes along uncommitted.
+    fn hand_off(&mut self, id: RequestId, to: ModelIndex, provisional: Vec<Committed>, handoff: Terms) {
+        let Some(replica) = self.replicas.get_mut(&id) else { return };
+        let Some(attachment) = self.routes.get(replica.spec.new.route.index()).and_then(Option::as_ref) else { return };
+        let committed = replica.committed;
+        let (own, index) = (attachment.own as usize, to as usize);
+        let (Some(&target), Some(&base)) = (attachment.models.get(index), replica.anchors.get(index)) else { return };
+        replica.anchors[own] = committed;
+        replica.anchors[index] = committed;
+        replica.rewrite(committed, &[], provisional);
+        replica.owned = false;
+        replica.came_from = None;
+        replica.budget = None;
+        replica.seq += 1;
+        replica.handoffs += u32::from(handoff.counted);
+        replica.idle_handoffs += 1;
+        let first = base == 0;
+        let sent = Sent {
+            to: target,
+            status: if first { Status::New } else { Status::Need },
+            committed,
+            provisional: replica.provisional.clone(),
+            budget: handoff.budget,
+            payload: handoff.payload,
+        };
+        self.effects.push(Effect::Send(replica.message(self.id, &sent, base, first)));
+        replica.sent = Some(sent);
+        self.owned.remove(&id);
+        self.counters.handoffs += 1;
+    }
+}

@@ -1,0 +1,197 @@
+//! A route at one model: its policy instance, and the translation between the policy's model
+//! indices and the engine's.
+
+use std::sync::Arc;
+
+use tokenrouter_plugin_api::{
+    Acceptance, Decision, Handoff, MAX_PAYLOAD_BYTES, ModelIndex, NO_MODEL, NO_TOKEN, PeerView, RequestView,
+    Requirements, RouteBatch, Slot,
+};
+
+use crate::engine::OnError;
+use crate::policy::{PolicyFailure, PolicyInstance};
+use crate::request::{ModelId, TokenId};
+use crate::runner::{Columns, SignalRequest};
+
+/// Dense slots: the lowest free one first.
+#[derive(Debug, Default)]
+struct Slots {
+    free: std::collections::BTreeSet<Slot>,
+    next: Slot,
+}
+
+impl Slots {
+    fn take(&mut self) -> Slot {
+        self.free.pop_first().unwrap_or_else(|| {
+            self.next += 1;
+            self.next - 1
+        })
+    }
+    fn give(&mut self, slot: Slot) {
+        self.free.insert(slot);
+    }
+}
+
+/// What a hook's failure means for the request at hand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failed(pub String);
+
+/// One row of the step, as its policy sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct RouteRow {
+    pub id: u64,
+    pub slot: Slot,
+    pub seed: u64,
+    pub position: u32,
+    pub candidate: TokenId,
+    pub draft: Option<TokenId>,
+    pub came_from: Option<ModelIndex>,
+    /// Where its signals are in the step's columns.
+    pub sample: usize,
+}
+
+/// A route at one model.
+pub struct Attachment {
+    policy: Option<Box<dyn PolicyInstance>>,
+    requirements: Requirements,
+    /// All models of the route, in the policy's order.
+    pub models: Vec<ModelId>,
+    /// This model among them.
+    pub own: ModelIndex,
+    pub on_error: OnError,
+    /// Name of the route, for messages.
+    pub name: String,
+    /// Tokens never sampled here: those not all models know, and those the policy masks. Ascending.
+    pub masked: Arc<[TokenId]>,
+    failure: Option<String>,
+    slots: Slots,
+}
+
+impl Attachment {
+    /// Attach `policy` (or none, for a model alone) at model `own` of `models`.
+    pub fn new(
+        name: &str,
+        policy: Option<Box<dyn PolicyInstance>>,
+        models: Vec<ModelId>,
+        own: ModelIndex,
+        on_error: OnError,
+        excluded: &[TokenId],
+    ) -> Self {
+        let requirements = policy.as_ref().map(|p| p.requirements().clone()).unwrap_or_default();
+        let mut masked: Vec<TokenId> = excluded.iter().chain(&requirements.masked_tokens).copied().collect();
+        masked.sort_unstable();
+        masked.dedup();
+        Self {
+            policy,
+            requirements,
+            models,
+            own,
+            on_error,
+            name: name.into(),
+            masked: masked.into(),
+            failure: None,
+            slots: Slots::default(),
+        }
+    }
+
+    pub fn requirements(&self) -> &Requirements {
+        &self.requirements
+    }
+
+    /// A slot for a new request; `None` for a model alone.
+    pub fn open(&mut self) -> Option<Slot> {
+        self.policy.is_some().then(|| self.slots.take())
+    }
+
+    /// The request at `slot` is over.
+    pub fn close(&mut self, slot: Option<Slot>) -> Result<(), Failed> {
+        let Some(slot) = slot else { return Ok(()) };
+        let result = self.call(|policy| policy.finished(slot)).map(|_| ());
+        self.slots.give(slot);
+        result
+    }
+
+    /// Slots in use.
+    pub fn open_slots(&self) -> usize {
+        self.slots.next as usize - self.slots.free.len()
+    }
+
+    /// Call a hook. `Ok(None)` without a policy, or when a failed one's requests stay local.
+    fn call<T>(
+        &mut self,
+        hook: impl FnOnce(&mut dyn PolicyInstance) -> Result<T, PolicyFailure>,
+    ) -> Result<Option<T>, Failed> {
+        if let Some(message) = &self.failure {
+            return match self.on_error {
+                OnError::StayLocal => Ok(None),
+                OnError::FailRequest => Err(Failed(message.clone())),
+            };
+        }
+        let Some(policy) = self.policy.as_deref_mut() else { return Ok(None) };
+        hook(policy).map(Some).map_err(|failure| self.poison(failure.to_string()))
+    }
+
+    /// The instance is never called again.
+    fn poison(&mut self, message: String) -> Failed {
+        self.failure = Some(message.clone());
+        Failed(message)
+    }
+
+    /// The model that a new request starts at.
+    pub fn entry(&mut self, view: &RequestView<'_>) -> Result<Option<ModelIndex>, Failed> {
+        let entry = self.call(|policy| policy.entry(view))?.flatten();
+        Ok(entry.filter(|&model| model != self.own && (model as usize) < self.models.len()))
+    }
+
+    /// How a request leaves for `to`.
+    pub fn send(&mut self, view: &RequestView<'_>, to: ModelIndex) -> Result<Option<Handoff>, Failed> {
+        let Some(handoff) = self.call(|policy| policy.send(view, to))? else { return Ok(None) };
+        let bytes = handoff.payload.len();
+        if bytes > MAX_PAYLOAD_BYTES {
+            return Err(self.poison(format!("send gave a payload of {bytes} bytes; the limit is {MAX_PAYLOAD_BYTES}")));
+        }
+        if handoff.budget == Some(0) {
+            return Err(self.poison("send gave a budget of 0 tokens; use at least 1, or none for no limit".into()));
+        }
+        Ok(Some(handoff))
+    }
+
+    /// What becomes of the provisional tokens of an arriving message.
+    pub fn receive(&mut self, view: &RequestView<'_>, message: &PeerView<'_>) -> Result<Acceptance, Failed> {
+        Ok(self.call(|policy| policy.receive(view, message))?.unwrap_or(Acceptance::Verify))
+    }
+
+    /// Decide about `rows`. Without a policy, or with a failed one whose requests stay local, all stay.
+    pub fn route(
+        &mut self,
+        rows: &[RouteRow],
+        columns: &Columns,
+        computed: &SignalRequest,
+    ) -> Result<Vec<Decision>, Failed> {
+        let mut out = vec![Decision::STAY; rows.len()];
+        if rows.is_empty() || self.policy.is_none() {
+            return Ok(out);
+        }
+        fn column<T>(rows: &[RouteRow], of: impl Fn(&RouteRow) -> T) -> Vec<T> {
+            rows.iter().map(of).collect()
+        }
+        let samples = column(rows, |r| r.sample);
+        let signals = columns.gather(computed, &self.requirements, &samples);
+        let (ids, slots) = (column(rows, |r| r.id), column(rows, |r| r.slot));
+        let (seeds, positions) = (column(rows, |r| r.seed), column(rows, |r| r.position));
+        let (candidates, drafts) = (column(rows, |r| r.candidate), column(rows, |r| r.draft.unwrap_or(NO_TOKEN)));
+        let last_models = column(rows, |r| r.came_from.unwrap_or(NO_MODEL));
+        let batch = RouteBatch {
+            request_ids: &ids,
+            slots: &slots,
+            seeds: &seeds,
+            positions: &positions,
+            candidates: &candidates,
+            drafts: &drafts,
+            last_models: &last_models,
+            signals: signals.view(&self.requirements),
+        };
+        self.call(|policy| policy.route(&batch, &mut out))?;
+        Ok(out)
+    }
+}

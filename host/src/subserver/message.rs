@@ -1,0 +1,76 @@
+//! What sub-servers say to each other.
+
+use std::sync::Arc;
+
+use crate::request::{Committed, Event, ModelId, RequestId, RequestSpec, TokenId};
+
+/// Why a peer writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// The receiver owns the request from now on, for the first time.
+    New,
+    /// The receiver owns the request again.
+    Need,
+    /// The request is over.
+    Finished,
+    /// The request was cancelled or failed.
+    Cancelled,
+    /// The writer lacks the tokens below `base` of message `seq`: send that hand-off again from 0.
+    Lost,
+}
+
+/// One message about one request. A receiver takes a `seq` once and ignores older ones, so messages
+/// may be repeated and reordered.
+#[derive(Clone, Debug)]
+pub struct PeerReq {
+    pub id: RequestId,
+    pub from: ModelId,
+    pub to: ModelId,
+    /// Grows with every message that changes who owns the request.
+    pub seq: u64,
+    pub status: Status,
+    /// How many trusted tokens the receiver holds already; `tokens` follow them.
+    pub base: usize,
+    /// Trusted tokens that the receiver lacks.
+    pub tokens: Vec<TokenId>,
+    /// Tokens behind `tokens` that are not committed yet.
+    pub provisional: Vec<Committed>,
+    /// Most tokens that the receiver may write before it hands back.
+    pub budget: Option<u32>,
+    /// Opaque to the host.
+    pub payload: Arc<[u8]>,
+    /// For each model of the route, how many trusted tokens it holds once this message is taken.
+    pub anchors: Vec<usize>,
+    /// Hand-offs so far, for `usage`.
+    pub handoffs: u32,
+    /// Hand-offs since a token was committed last.
+    pub idle_handoffs: u32,
+    /// Prompt length, sampling parameters and so on; only on a receiver's first visit.
+    pub spec: Option<Arc<RequestSpec>>,
+}
+
+/// What lands in a sub-server's inbox.
+#[derive(Clone, Debug)]
+pub enum Message {
+    /// A new request from the client loop.
+    Submit(Arc<RequestSpec>),
+    /// From another sub-server.
+    Peer(PeerReq),
+    /// The client is gone, or a stop string was found.
+    Cancel(RequestId),
+    /// Something that the gate depends on has changed.
+    Wake,
+    /// Fail everything and end.
+    Shutdown,
+}
+
+/// What a sub-server wants done.
+#[derive(Clone, Debug)]
+pub enum Effect {
+    /// Deliver to `PeerReq::to`.
+    Send(PeerReq),
+    /// Tell the client loop.
+    Event(RequestId, Event),
+    /// A policy failed: for the log.
+    PolicyFailed { route: u32, message: String },
+}

@@ -1,0 +1,266 @@
+//! One forward of a sub-server: plan → forward → policy → resolve → effects.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use tokenrouter_plugin_api::{Decision, DecisionKind, SignalSet};
+
+use super::attachment::RouteRow;
+use super::pages::pages_for;
+use super::plan::{Pending, Plan, Ready, Run, plan};
+use super::replica::Replica;
+use super::resolve::{Leave, Next, Outcome, Situation, leave};
+use super::{MAX_IDLE_HANDOFFS, SubServer, Terms};
+use crate::request::{Committed, RequestError, RequestId};
+use crate::runner::{RowBatch, RowOutputs, Rows, RunnerError, SignalRequest};
+
+impl SubServer {
+    /// Run one forward. Returns the rows computed; 0 when there was nothing to do.
+    pub fn step(&mut self) -> usize {
+        let plan = self.plan();
+        for id in plan.retract.iter().chain(&plan.preempt) {
+            if let Some(replica) = self.replicas.get_mut(id) {
+                replica.retract();
+            }
+        }
+        self.counters.retractions += plan.retract.len() as u64;
+        self.counters.preemptions += plan.preempt.len() as u64;
+        let runs = self.allocate(plan.run);
+        if runs.is_empty() {
+            return 0;
+        }
+        let signals = self.signals(&runs);
+        let rows = runs.iter().map(|run| run.end - run.start).sum();
+        self.counters.steps += 1;
+        self.counters.rows += rows as u64;
+        self.counters.batched += runs.len() as u64;
+        match self.forward(&runs, &signals) {
+            Ok(outputs) => self.settle(&runs, &outputs, &signals),
+            Err(error) => {
+                for run in &runs {
+                    let model = self.runner.info().name.clone();
+                    self.fail(run.id, RequestError::Model { model, message: error.0.clone() });
+                }
+            }
+        }
+        rows
+    }
+
+    fn plan(&self) -> Plan {
+        let ready: Vec<Ready> = self.owned.iter().filter_map(|id| self.replicas.get(id)).map(Replica::ready).collect();
+        let free = self.pool.available();
+        let wanted: usize = ready.iter().map(|r| pages_for(r.len).saturating_sub(r.pages)).sum();
+        let mut pending: Vec<Pending> = Vec::new();
+        if wanted > free {
+            pending.extend(self.replicas.values().filter(|r| !r.owned).map(Replica::pending).filter(|p| p.pages > 0));
+            pending.sort_unstable_by_key(|p| std::cmp::Reverse(p.id));
+        }
+        plan(&ready, &pending, free, self.limits)
+    }
+
+    /// Give each run its pages. The plan counted them, so all runs get theirs.
+    fn allocate(&mut self, runs: Vec<Run>) -> Vec<Run> {
+        let replicas = &mut self.replicas;
+        let fits = |run: &Run| replicas.get_mut(&run.id).is_some_and(|r| r.pages.grow_to(pages_for(run.end)));
+        runs.into_iter().filter(fits).collect()
+    }
+
+    /// Everything that the routes of the sampled requests ask for.
+    fn signals(&self, runs: &[Run]) -> SignalRequest {
+        let mut request = SignalRequest::default();
+        for run in runs.iter().filter(|run| run.sampled > 0) {
+            let Some(replica) = self.replicas.get(&run.id) else { continue };
+            if let Some(attachment) = self.routes.get(replica.spec.new.route.index()).and_then(Option::as_ref) {
+                request.add(attachment.requirements());
+            }
+            if replica.spec.new.return_signals {
+                request.scalars = SignalSet::ALL;
+            }
+        }
+        request
+    }
+
+    fn forward(&mut self, runs: &[Run], signals: &SignalRequest) -> Result<RowOutputs, RunnerError> {
+        let mut sequences = Vec::with_capacity(runs.len());
+        for run in runs {
+            let Some(replica) = self.replicas.get(&run.id) else { continue };
+            let attachment = self.routes.get(replica.spec.new.route.index()).and_then(Option::as_ref);
+            sequences.push(Rows {
+                context: &replica.tokens,
+                start: run.start,
+                end: run.end,
+                pages: replica.pages.ids(),
+                sampled: run.sampled,
+                sampling: &replica.spec.new.sampling,
+                prompt_len: replica.prompt_len(),
+                masked: attachment.map_or(&[], |a| &a.masked),
+            });
+        }
+        let batch = RowBatch { sequences, signals: signals.clone() };
+        let sampled = batch.sampled();
+        let runner = &mut self.runner;
+        let outputs = catch_unwind(AssertUnwindSafe(|| runner.forward(&batch)))
+            .unwrap_or_else(|_| Err(RunnerError("the runner panicked; see the log".into())))?;
+        if outputs.samples.len() != sampled {
+            return Err(RunnerError(format!("{} samples for {sampled} sampled rows", outputs.samples.len())));
+        }
+        Ok(outputs)
+    }
+
+    /// Turn a forward's outputs into commits and hand-offs.
+    fn settle(&mut self, runs: &[Run], outputs: &RowOutputs, signals: &SignalRequest) {
+        // Where each run's samples begin.
+        let mut firsts = Vec::with_capacity(runs.len());
+        let mut samples = 0;
+        for run in runs {
+            firsts.push(samples);
+            samples += run.sampled;
+            if let Some(replica) = self.replicas.get_mut(&run.id) {
+                replica.kv_len = run.end;
+            }
+        }
+        let mut alive: Vec<(usize, &Run)> = Vec::with_capacity(runs.len());
+        for (&first, run) in firsts.iter().zip(runs) {
+            let bad = (0..run.sampled).find(|&i| !outputs.samples[first + i].finite);
+            if let Some(i) = bad {
+                let model = self.runner.info().name.clone();
+                self.fail(run.id, RequestError::NotFinite { model, position: run.end - run.sampled + i + 1 });
+            } else if run.sampled > 0 {
+                alive.push((first, run));
+            }
+        }
+        let mut decisions = self.route(&alive, outputs, signals);
+        for (first, run) in alive {
+            let decisions = &mut decisions[first..first + run.sampled];
+            self.settle_one(run, first, decisions, outputs);
+        }
+    }
+
+    /// Ask the policies. One decision a sample; `Stay` where nobody is asked.
+    fn route(&mut self, runs: &[(usize, &Run)], outputs: &RowOutputs, signals: &SignalRequest) -> Vec<Decision> {
+        let mut decisions = vec![Decision::STAY; outputs.samples.len()];
+        let mut by_route: BTreeMap<usize, Vec<RouteRow>> = BTreeMap::new();
+        for &(first, run) in runs {
+            let Some(replica) = self.replicas.get(&run.id) else { continue };
+            let Some(slot) = replica.slot else { continue };
+            // The last token of a budget goes back whatever it is; no policy is called for it.
+            if replica.budget == Some(1) && !replica.verify {
+                continue;
+            }
+            let rows = by_route.entry(replica.spec.new.route.index()).or_default();
+            let drafts = if replica.verify { replica.provisional.as_slice() } else { &[] };
+            let next = replica.tokens.len() - drafts.len() - replica.prompt_len();
+            for i in 0..run.sampled {
+                rows.push(RouteRow {
+                    id: run.id,
+                    slot,
+                    seed: replica.spec.new.sampling.seed,
+                    position: (next + i) as u32,
+                    candidate: outputs.samples[first + i].token,
+                    draft: drafts.get(i).map(|d| d.token),
+                    came_from: replica.came_from,
+                    sample: first + i,
+                });
+            }
+        }
+        for (route, rows) in by_route {
+            let Some(attachment) = self.routes.get_mut(route).and_then(Option::as_mut) else { continue };
+            match attachment.route(&rows, &outputs.signals, signals) {
+                Ok(out) => rows.iter().zip(out).for_each(|(row, decision)| decisions[row.sample] = decision),
+                Err(failed) => {
+                    let mut ids: Vec<RequestId> = rows.iter().map(|row| row.id).collect();
+                    ids.dedup();
+                    self.policy_failed(&ids, failed);
+                }
+            }
+        }
+        decisions
+    }
+
+    fn settle_one(&mut self, run: &Run, first: usize, decisions: &mut [Decision], outputs: &RowOutputs) {
+        let id = run.id;
+        let Some(replica) = self.replicas.get(&id) else { return };
+        let Some(attachment) = self.routes.get_mut(replica.spec.new.route.index()).and_then(Option::as_mut) else {
+            return;
+        };
+        let candidates: Vec<Committed> = (first..first + run.sampled)
+            .map(|row| {
+                let sample = &outputs.samples[row];
+                Committed {
+                    token: sample.token,
+                    model: self.id,
+                    logprob: sample.logprob,
+                    top_logprobs: sample.top_logprobs.clone(),
+                    signals: replica.spec.new.return_signals.then(|| Box::new(outputs.signals.named(row))),
+                }
+            })
+            .collect();
+        if replica.idle_handoffs >= MAX_IDLE_HANDOFFS {
+            self.counters.invalid_decisions += stay_instead(decisions);
+        }
+        let info = self.runner.info();
+        let situation = Situation {
+            generated: replica.generated(),
+            max_tokens: replica.spec.new.max_tokens,
+            provisional: &replica.provisional,
+            verify: replica.verify,
+            candidates: &candidates,
+            budget: replica.budget,
+            ends: replica.ends(&info.eos),
+            own: attachment.own,
+            models: attachment.models.len() as u32,
+            vocab_size: info.vocab_size,
+        };
+        let mut outcome = (self.resolve)(&situation, decisions);
+        let mut left = None;
+        let mut failed = None;
+        if let Next::To(to) = outcome.next {
+            let mut view = replica.view();
+            view.candidate = outcome.candidate.as_ref().map_or(view.candidate, |c| c.token);
+            match attachment.send(&view, to) {
+                Ok(Some(handoff)) => {
+                    let terms = Terms { budget: handoff.budget, payload: Arc::from(&*handoff.payload), counted: true };
+                    left = Some((to, leave(&situation, &outcome, &handoff), terms));
+                }
+                stays => {
+                    stay_instead(decisions);
+                    outcome = (self.resolve)(&situation, decisions);
+                    failed = stays.err();
+                }
+            }
+        }
+        self.counters.invalid_decisions += u64::from(outcome.invalid);
+        if let Some(failed) = failed {
+            self.policy_failed(&[id], failed);
+        }
+        self.apply(id, outcome, left);
+    }
+
+    fn apply(&mut self, id: RequestId, mut outcome: Outcome, left: Option<(u32, Leave, Terms)>) {
+        if let Some((to, leave, terms)) = left {
+            outcome.commit.extend(leave.commit);
+            self.commit(id, outcome.commit, leave.provisional.clone());
+            match leave.finish {
+                Some(reason) => self.finish(id, reason),
+                None => self.hand_off(id, to, leave.provisional, terms),
+            }
+            return;
+        }
+        self.commit(id, outcome.commit, outcome.provisional);
+        let Some(replica) = self.replicas.get_mut(&id) else { return };
+        replica.budget = outcome.budget;
+        match (outcome.next, replica.came_from) {
+            (Next::Finish(reason), _) => self.finish(id, reason),
+            (Next::GiveBack, Some(back)) => self.hand_off(id, back, Vec::new(), Terms::default()),
+            (Next::GiveBack, None) => replica.budget = None,
+            (Next::Stay | Next::To(_), _) => {}
+        }
+    }
+}
+
+/// Turn hand-offs into `Stay`. Returns how many there were.
+fn stay_instead(decisions: &mut [Decision]) -> u64 {
+    let handoffs = decisions.iter_mut().filter(|d| matches!(d.kind(), Some(DecisionKind::To(_))));
+    handoffs.map(|decision| *decision = Decision::STAY).count() as u64
+}
