@@ -10,5 +10,6 @@ pub mod engine;
 pub mod policy;
 pub mod request;
 pub mod runner;
+pub mod simulation;
 pub mod subserver;
 pub mod text;

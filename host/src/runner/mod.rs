@@ -3,6 +3,7 @@
 
 pub mod cpu;
 mod signals;
+pub mod simulated;
 
 pub use signals::{Columns, SignalRequest};
 

@@ -158,6 +158,22 @@ impl SubServer {
         }
     }
 
+    /// Lose a pending replica, as a model that was started anew has. False for a request that it owns or
+    /// does not know.
+    pub fn forget(&mut self, id: RequestId) -> bool {
+        if self.owned.contains(&id) {
+            return false;
+        }
+        let Some(replica) = self.replicas.remove(&id) else { return false };
+        self.close(&replica);
+        true
+    }
+
+    /// Whether this model owns the request.
+    pub fn owns(&self, id: RequestId) -> bool {
+        self.owned.contains(&id)
+    }
+
     /// Fail every request that this model owns; the others' owners do the same.
     pub fn fail_all(&mut self, error: &RequestError) {
         for id in self.owned.clone() {
@@ -244,7 +260,7 @@ impl SubServer {
                 let mut stand = replica.provisional.clone();
                 stand.truncate(count as usize);
                 let ends = replica.ends(&self.runner.info().eos);
-                let finish = resolve::accept(&mut stand, replica.generated(), replica.spec.new.max_tokens, ends);
+                let finish = resolve::close(&mut stand, replica.generated(), replica.spec.new.max_tokens, ends);
                 self.commit(id, stand, Vec::new());
                 if let Some(reason) = finish {
                     self.finish(id, reason);
@@ -271,7 +287,13 @@ impl SubServer {
     fn bury(&mut self, id: RequestId) {
         self.tombstones.bury(id);
         self.owned.remove(&id);
-        let Some(replica) = self.replicas.remove(&id) else { return };
+        if let Some(replica) = self.replicas.remove(&id) {
+            self.close(&replica);
+        }
+    }
+
+    /// Let the policy forget a replica.
+    fn close(&mut self, replica: &Replica) {
         if let Some(attachment) = self.attachment(&replica.spec)
             && let Err(failed) = attachment.close(replica.slot)
         {

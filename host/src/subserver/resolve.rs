@@ -86,7 +86,7 @@ pub fn resolve(situation: &Situation<'_>, decisions: &[Decision]) -> Outcome {
         invalid: 0,
     };
     // Every accepted token is committed whatever follows, so the end may already be among them.
-    if let Some(reason) = close(&mut outcome.commit, s) {
+    if let Some(reason) = close(&mut outcome.commit, s.generated, s.max_tokens, s.ends) {
         outcome.next = Next::Finish(reason);
         return outcome;
     }
@@ -121,7 +121,7 @@ pub fn resolve(situation: &Situation<'_>, decisions: &[Decision]) -> Outcome {
     if kind == DecisionKind::Stay || spent || full {
         outcome.commit.append(&mut outcome.provisional);
     }
-    if let Some(reason) = close(&mut outcome.commit, s) {
+    if let Some(reason) = close(&mut outcome.commit, s.generated, s.max_tokens, s.ends) {
         outcome.provisional.clear();
         outcome.next = Next::Finish(reason);
     } else if spent {
@@ -141,28 +141,27 @@ pub struct Leave {
     pub finish: Option<FinishReason>,
 }
 
-/// Settle what becomes of the candidate and the provisional tokens. `situation` is that of [`resolve`],
-/// `outcome` its answer.
-pub fn leave(situation: &Situation<'_>, outcome: &Outcome, handoff: &Handoff) -> Leave {
-    let mut tail = outcome.provisional.clone();
+/// Settle what becomes of the candidate and the provisional tokens of an outcome with [`Next::To`], once
+/// its commits are entered. `generated` counts them.
+pub fn leave(outcome: Outcome, handoff: &Handoff, generated: u32, max_tokens: u32, ends: Ends<'_>) -> Leave {
+    let mut tail = outcome.provisional;
     let rollback = (handoff.rollback as usize).min(tail.len());
     tail.truncate(tail.len() - rollback);
     // A candidate behind a token that was dropped has lost its context.
     if handoff.keep_candidate && rollback == 0 {
-        tail.extend(outcome.candidate.clone());
+        tail.extend(outcome.candidate);
     }
     if handoff.verify {
         return Leave { commit: Vec::new(), provisional: tail, finish: None };
     }
-    let after = Situation { generated: situation.generated + outcome.commit.len() as u32, ..*situation };
-    let finish = close(&mut tail, &after);
+    let finish = close(&mut tail, generated, max_tokens, ends);
     Leave { commit: tail, provisional: Vec::new(), finish }
 }
 
-/// Commit provisional tokens on arrival; see [`close`].
-pub fn accept(tokens: &mut Vec<Committed>, generated: u32, max_tokens: u32, ends: Ends<'_>) -> Option<FinishReason> {
-    for at in 0..tokens.len() {
-        let token = tokens[at].token;
+/// Cut `commit` behind the first token that ends the request, and say why it ends.
+pub fn close(commit: &mut Vec<Committed>, generated: u32, max_tokens: u32, ends: Ends<'_>) -> Option<FinishReason> {
+    for at in 0..commit.len() {
+        let token = commit[at].token;
         let reason = if ends.contains(token) {
             FinishReason::Stop(token)
         } else if generated as usize + at + 1 >= max_tokens as usize {
@@ -170,15 +169,10 @@ pub fn accept(tokens: &mut Vec<Committed>, generated: u32, max_tokens: u32, ends
         } else {
             continue;
         };
-        tokens.truncate(at + 1);
+        commit.truncate(at + 1);
         return Some(reason);
     }
     None
-}
-
-/// Cut `commit` behind the first token that ends the request, and say why it ends.
-fn close(commit: &mut Vec<Committed>, s: &Situation<'_>) -> Option<FinishReason> {
-    accept(commit, s.generated, s.max_tokens, s.ends)
 }
 
 #[cfg(test)]
@@ -192,6 +186,10 @@ mod tests {
 
     fn tokens(of: &[Committed]) -> Vec<u32> {
         of.iter().map(|t| t.token).collect()
+    }
+
+    fn leaving(s: &Situation<'_>, outcome: &Outcome, handoff: &Handoff) -> Leave {
+        leave(outcome.clone(), handoff, s.generated, s.max_tokens, s.ends)
     }
 
     fn situation<'a>(provisional: &'a [Committed], verify: bool, candidates: &'a [Committed]) -> Situation<'a> {
@@ -219,8 +217,8 @@ mod tests {
         assert_eq!((tokens(&draft.commit), tokens(&draft.provisional), draft.next), (vec![], vec![7], Next::Stay));
         let to = resolve(&s, &[Decision::to(1)]);
         assert_eq!((to.commit.len(), to.candidate.clone(), to.next), (0, Some(token(7)), Next::To(1)));
-        assert_eq!(tokens(&leave(&s, &to, &Handoff::default()).commit), [7]);
-        assert_eq!(leave(&s, &to, &Handoff::drop_candidate()).commit, []);
+        assert_eq!(tokens(&leaving(&s, &to, &Handoff::default()).commit), [7]);
+        assert_eq!(leaving(&s, &to, &Handoff::drop_candidate()).commit, []);
     }
 
     #[test]
@@ -254,8 +252,8 @@ mod tests {
         assert_eq!(resolve(&s, &[Decision::STAY]).next, Next::Finish(FinishReason::Stop(99)));
         // A routed-away end token does not count; a kept one does.
         let to = resolve(&s, &[Decision::to(1)]);
-        assert_eq!(leave(&s, &to, &Handoff::drop_candidate()).finish, None);
-        assert_eq!(leave(&s, &to, &Handoff::default()).finish, Some(FinishReason::Stop(99)));
+        assert_eq!(leaving(&s, &to, &Handoff::drop_candidate()).finish, None);
+        assert_eq!(leaving(&s, &to, &Handoff::default()).finish, Some(FinishReason::Stop(99)));
         let ignoring = Situation { ends: Ends { ignore_eos: true, ..s.ends }, ..s };
         assert_eq!(resolve(&ignoring, &[Decision::STAY]).next, Next::Stay);
         let (held, rows) = ([token(1), token(99), token(3)], [token(5), token(5), token(5), token(5)]);
@@ -293,10 +291,10 @@ mod tests {
         let to = resolve(&s, &[Decision::to(1)]);
         let mut handoff = Handoff::default();
         handoff.rollback = 2;
-        assert_eq!(tokens(&leave(&s, &to, &handoff).commit), [1]);
+        assert_eq!(tokens(&leaving(&s, &to, &handoff).commit), [1]);
         handoff = Handoff::default();
         handoff.verify = true;
-        let left = leave(&s, &to, &handoff);
+        let left = leaving(&s, &to, &handoff);
         assert_eq!((left.commit.len(), tokens(&left.provisional)), (0, vec![1, 2, 3, 4]));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use tokenrouter_plugin_api::{Decision, DecisionKind, SignalSet};
+use tokenrouter_plugin_api::{Decision, DecisionKind, Handoff, SignalSet};
 
 use super::attachment::RouteRow;
 use super::pages::pages_for;
@@ -212,41 +212,16 @@ impl SubServer {
             models: attachment.models.len() as u32,
             vocab_size: info.vocab_size,
         };
-        let mut outcome = (self.resolve)(&situation, decisions);
-        let mut left = None;
-        let mut failed = None;
-        if let Next::To(to) = outcome.next {
-            let mut view = replica.view();
-            view.candidate = outcome.candidate.as_ref().map_or(view.candidate, |c| c.token);
-            match attachment.send(&view, to) {
-                Ok(Some(handoff)) => {
-                    let terms = Terms { budget: handoff.budget, payload: Arc::from(&*handoff.payload), counted: true };
-                    left = Some((to, leave(&situation, &outcome, &handoff), terms));
-                }
-                stays => {
-                    stay_instead(decisions);
-                    outcome = (self.resolve)(&situation, decisions);
-                    failed = stays.err();
-                }
-            }
-        }
+        let outcome = (self.resolve)(&situation, decisions);
         self.counters.invalid_decisions += u64::from(outcome.invalid);
-        if let Some(failed) = failed {
-            self.policy_failed(&[id], failed);
+        match outcome.next {
+            Next::To(to) => self.leave(id, to, outcome),
+            _ => self.go_on(id, outcome),
         }
-        self.apply(id, outcome, left);
     }
 
-    fn apply(&mut self, id: RequestId, mut outcome: Outcome, left: Option<(u32, Leave, Terms)>) {
-        if let Some((to, leave, terms)) = left {
-            outcome.commit.extend(leave.commit);
-            self.commit(id, outcome.commit, leave.provisional.clone());
-            match leave.finish {
-                Some(reason) => self.finish(id, reason),
-                None => self.hand_off(id, to, leave.provisional, terms),
-            }
-            return;
-        }
+    /// Enter an outcome that is no hand-off of the policy's.
+    fn go_on(&mut self, id: RequestId, outcome: Outcome) {
         self.commit(id, outcome.commit, outcome.provisional);
         let Some(replica) = self.replicas.get_mut(&id) else { return };
         replica.budget = outcome.budget;
@@ -255,6 +230,46 @@ impl SubServer {
             (Next::GiveBack, Some(back)) => self.hand_off(id, back, Vec::new(), Terms::default()),
             (Next::GiveBack, None) => replica.budget = None,
             (Next::Stay | Next::To(_), _) => {}
+        }
+    }
+
+    /// Hand over to `to` as the policy's `send` says.
+    fn leave(&mut self, id: RequestId, to: u32, mut outcome: Outcome) {
+        self.commit(id, std::mem::take(&mut outcome.commit), outcome.provisional.clone());
+        let Some(replica) = self.replicas.get(&id) else { return };
+        let Some(attachment) = self.routes.get_mut(replica.spec.new.route.index()).and_then(Option::as_mut) else {
+            return;
+        };
+        let mut view = replica.view();
+        view.candidate = outcome.candidate.as_ref().map_or(view.candidate, |c| c.token);
+        let answer = attachment.send(&view, to);
+        let budget = replica.budget.map(|budget| budget.saturating_sub(1));
+        let (generated, max_tokens) = (replica.generated(), replica.spec.new.max_tokens);
+        let ends = replica.ends(&self.runner.info().eos);
+        match answer {
+            Ok(Some(handoff)) => {
+                let left = leave(outcome, &handoff, generated, max_tokens, ends);
+                let terms = Terms { budget: handoff.budget, payload: Arc::from(&*handoff.payload), counted: true };
+                self.commit(id, left.commit, left.provisional.clone());
+                match left.finish {
+                    Some(reason) => self.finish(id, reason),
+                    None => self.hand_off(id, to, left.provisional, terms),
+                }
+            }
+            // Without an answer the request stays: the candidate is committed.
+            no_answer => {
+                let Leave { commit, finish, .. } = leave(outcome, &Handoff::default(), generated, max_tokens, ends);
+                let next = match finish {
+                    Some(reason) => Next::Finish(reason),
+                    None if budget == Some(0) => Next::GiveBack,
+                    None => Next::Stay,
+                };
+                if let Err(failed) = no_answer {
+                    self.policy_failed(&[id], failed);
+                }
+                let (provisional, candidate) = (Vec::new(), None);
+                self.go_on(id, Outcome { commit, provisional, candidate, next, budget, invalid: 0 });
+            }
         }
     }
 }

@@ -1,0 +1,171 @@
+//! The simulated runner: schedulers, gates and protocols run on it without a model.
+//!
+//! It keeps the tokens themselves in its K/V pages, and the next token is a hash of what the pages of
+//! the sequence hold. A wrong page, a cursor that is off by one or a lost rollback therefore changes
+//! the text at once.
+
+use std::time::Duration;
+
+use super::{Columns, ModelInfo, PAGE_TOKENS, RowBatch, RowOutputs, Rows, Runner, RunnerError, Sample, SignalRequest};
+use crate::request::TokenId;
+
+/// Time of a step by its number of rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Latency {
+    /// Entry i serves up to `steps[i].0` rows; the last serves all beyond.
+    pub steps: Vec<(usize, Duration)>,
+}
+
+impl Latency {
+    /// The same time whatever the batch.
+    pub fn constant(time: Duration) -> Self {
+        Self { steps: vec![(usize::MAX, time)] }
+    }
+
+    /// Time of a step of `rows` rows.
+    pub fn of(&self, rows: usize) -> Duration {
+        let fits = self.steps.iter().find(|(most, _)| rows <= *most);
+        fits.or(self.steps.last()).map_or(Duration::ZERO, |&(_, time)| time)
+    }
+}
+
+/// What `model` says after `prefix`: a hash of both.
+pub fn digest(prefix: impl IntoIterator<Item = TokenId>, model: u32) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64 ^ u64::from(model);
+    for token in prefix {
+        hash = (hash ^ u64::from(token)).wrapping_mul(0x0100_0000_01b3);
+        hash ^= hash >> 29;
+    }
+    hash ^ hash >> 32
+}
+
+/// The token that `model` writes after `prefix`.
+pub fn next_token(prefix: &[TokenId], model: u32, vocab_size: u32) -> TokenId {
+    (digest(prefix.iter().copied(), model) % u64::from(vocab_size)) as TokenId
+}
+
+/// A model that hashes. Every scalar signal of a row is the same pseudo-random number in [0, 1).
+pub struct SimulatedRunner {
+    info: ModelInfo,
+    model: u32,
+    /// The token at each position of each page.
+    cells: Vec<Option<TokenId>>,
+}
+
+impl SimulatedRunner {
+    /// A model called `name` whose tokens depend on `model`. Token 0 ends a sequence.
+    pub fn new(name: &str, model: u32, vocab_size: u32, pages: u32) -> Self {
+        let info = ModelInfo {
+            name: name.into(),
+            description: "simulated".into(),
+            vocab_size,
+            context: pages.saturating_mul(PAGE_TOKENS as u32),
+            eos: vec![0],
+            pages,
+            weight_bytes: 0,
+            page_bytes: 0,
+        };
+        Self { info, model, cells: vec![None; pages as usize * PAGE_TOKENS] }
+    }
+
+    fn cell(&self, rows: &Rows<'_>, position: usize) -> Result<usize, RunnerError> {
+        match rows.pages.get(position / PAGE_TOKENS) {
+            Some(&page) if page < self.info.pages => Ok(page as usize * PAGE_TOKENS + position % PAGE_TOKENS),
+            page => Err(RunnerError(format!("position {position} has no page in the pool: {page:?}"))),
+        }
+    }
+
+    /// Hash of the sequence up to `last` as the pages hold it.
+    fn read(&self, rows: &Rows<'_>, last: usize) -> Result<u64, RunnerError> {
+        let mut prefix = Vec::with_capacity(last + 1);
+        for position in 0..=last {
+            let token = self.cells[self.cell(rows, position)?];
+            prefix.push(token.ok_or_else(|| RunnerError(format!("position {position} was never computed")))?);
+        }
+        Ok(digest(prefix, self.model))
+    }
+}
+
+fn fill(columns: &mut Columns, request: &SignalRequest, hash: u64) {
+    use tokenrouter_plugin_api::SignalSet as S;
+    let value = (hash >> 40) as f32 / (1u64 << 24) as f32;
+    for (signal, column) in [
+        (S::ENTROPY, &mut columns.entropy),
+        (S::ENTROPY_NORM, &mut columns.entropy_norm),
+        (S::TOP1_PROB, &mut columns.top1_prob),
+        (S::MARGIN, &mut columns.margin),
+        (S::LOGSUMEXP, &mut columns.logsumexp),
+        (S::CANDIDATE_PROB, &mut columns.candidate_prob),
+    ] {
+        if request.scalars.contains(signal) {
+            column.push(value);
+        }
+    }
+    columns.topk_values.extend((0..request.top_k).map(|i| value - i as f32));
+    columns.topk_ids.extend(0..request.top_k);
+    columns.token_logits.extend(request.token_logits.iter().map(|_| value));
+}
+
+impl Runner for SimulatedRunner {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn forward(&mut self, batch: &RowBatch<'_>) -> Result<RowOutputs, RunnerError> {
+        let mut out = RowOutputs::default();
+        for rows in &batch.sequences {
+            if rows.start >= rows.end || rows.end > rows.context.len() || rows.sampled > rows.end - rows.start {
+                return Err(RunnerError(format!("rows {}..{} of {}", rows.start, rows.end, rows.context.len())));
+            }
+            for position in rows.start..rows.end {
+                let cell = self.cell(rows, position)?;
+                self.cells[cell] = Some(rows.context[position]);
+            }
+        }
+        for rows in &batch.sequences {
+            for last in rows.end - rows.sampled..rows.end {
+                let hash = self.read(rows, last)?;
+                let token = (hash % u64::from(self.info.vocab_size)) as TokenId;
+                out.samples.push(Sample { token, logprob: -1.0, top_logprobs: Vec::new(), finite: true });
+                fill(&mut out.signals, &batch.signals, hash);
+            }
+        }
+        Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::SamplingParams;
+
+    #[test]
+    fn the_text_is_what_the_pages_hold() {
+        let mut runner = SimulatedRunner::new("sim", 3, 50, 4);
+        let (sampling, context) = (SamplingParams::greedy(), (1..=20).collect::<Vec<_>>());
+        let mut forward = |start, end, pages: &[u32]| {
+            let rows = Rows {
+                context: &context,
+                start,
+                end,
+                pages,
+                sampled: 1,
+                sampling: &sampling,
+                prompt_len: 4,
+                masked: &[],
+            };
+            runner.forward(&RowBatch { sequences: vec![rows], ..Default::default() }).map(|o| o.samples[0].token)
+        };
+        assert_eq!(forward(0, 18, &[2, 0]), Ok(next_token(&context[..18], 3, 50)));
+        assert_eq!(forward(18, 20, &[2, 0]), Ok(next_token(&context, 3, 50)));
+        assert!(forward(18, 20, &[1, 0]).is_err(), "page 1 was never written");
+        assert!(forward(18, 20, &[2]).is_err(), "no page for position 18");
+    }
+
+    #[test]
+    fn latency_by_rows() {
+        let ms = Duration::from_millis;
+        let latency = Latency { steps: vec![(1, ms(2)), (8, ms(3))] };
+        assert_eq!([1, 2, 8, 9].map(|rows| latency.of(rows)), [2, 3, 3, 3].map(ms));
+    }
+}

@@ -1,0 +1,280 @@
+//! The invariants of request life, over random schedules on simulated runners: batches, page pools
+//! that are too small, chunked prefill, gates, cancels, rollbacks, verification, budgets, lost state,
+//! and messages that come late, twice, out of order or only after a loss.
+//!
+//! Every text is compared with [`script::oracle`], which decodes one request alone without batches,
+//! pages or messages.
+
+mod script;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use script::{Rng, Script, oracle};
+use tokenrouter::engine::OnError;
+use tokenrouter::policy::{Linked, PolicyFactory};
+use tokenrouter::request::{ModelId, NewRequest, RequestId, RequestSpec, RouteId, SamplingParams};
+use tokenrouter::runner::simulated::{Latency, SimulatedRunner};
+use tokenrouter::simulation::{Ending, Network, SimulatedModel, World};
+use tokenrouter::subserver::resolve::{Next, Outcome, Resolve, Situation, resolve};
+use tokenrouter::subserver::{Attachment, Limits, SubServer, pages_for};
+use tokenrouter_plugin_api::{Context, Decision, ModelDescription, Services};
+
+const SCHEDULES: u64 = 12_000;
+const VOCAB: u32 = 40;
+
+struct NoText;
+impl Services for NoText {
+    fn token_bytes(&self, _: u32) -> Option<Vec<u8>> {
+        None
+    }
+    fn token_id(&self, _: &str) -> Option<u32> {
+        None
+    }
+    fn log(&self, _: tokenrouter_plugin_api::LogLevel, _: &str) {}
+}
+
+/// A route: its models in the policy's order, the entry among them, and the script's key.
+struct Route {
+    models: Vec<ModelId>,
+    entry: usize,
+    key: Option<u64>,
+}
+
+fn attachment(route: &Route, model: ModelId) -> Option<Attachment> {
+    let own = route.models.iter().position(|&m| m == model)?;
+    let policy = route.key.map(|key| {
+        let models: Vec<_> =
+            route.models.iter().map(|m| ModelDescription { name: m.0.to_string(), role: String::new() }).collect();
+        let context = Context {
+            route: "",
+            model: own as u32,
+            models: &models,
+            entry: route.entry as u32,
+            vocab_size: VOCAB,
+            eos: &[0],
+            services: &NoText,
+        };
+        Linked::<Script>::default().create(&context, &key.to_string()).unwrap()
+    });
+    Some(Attachment::new("", policy, route.models.clone(), own as u32, OnError::FailRequest, &[]))
+}
+
+fn random_routes(rng: &mut Rng, models: usize) -> Vec<Route> {
+    let alone = (0..models).map(|m| Route { models: vec![ModelId(m as u32)], entry: 0, key: None });
+    let routed = (0..1 + rng.below(3)).map(|_| {
+        let mut order: Vec<_> = (0..models as u32).map(ModelId).collect();
+        for i in (1..order.len()).rev() {
+            order.swap(i, rng.below(i as u64 + 1) as usize);
+        }
+        order.truncate(2 + rng.below(models as u64 - 1) as usize);
+        Route { entry: rng.below(order.len() as u64) as usize, models: order, key: Some(rng.next()) }
+    });
+    let routed: Vec<_> = routed.collect();
+    routed.into_iter().chain(alone).collect()
+}
+
+fn micros(n: u64) -> Duration {
+    Duration::from_micros(n)
+}
+
+/// One random world. `Err` says which invariant broke.
+fn schedule(seed: u64, resolve: Resolve) -> Result<Counts, String> {
+    let mut rng = Rng(seed);
+    let models = 3 + rng.below(2) as usize;
+    let routes = random_routes(&mut rng, models);
+    let requests = 1 + rng.below(6);
+    let specs: Vec<Arc<RequestSpec>> = (1..=requests)
+        .map(|id| {
+            let prompt = (0..1 + rng.below(40)).map(|_| 1 + rng.below(u64::from(VOCAB) - 1) as u32).collect();
+            let sampling = SamplingParams { seed: rng.next(), ignore_eos: rng.chance(0.3), ..SamplingParams::greedy() };
+            let route = RouteId(rng.below(routes.len() as u64) as u32);
+            let max_tokens = 1 + rng.below(24) as u32;
+            Arc::new(RequestSpec { id, new: NewRequest { route, prompt, max_tokens, sampling, return_signals: false } })
+        })
+        .collect();
+    // Admission: each request fits an empty pool. Often that is all that fits.
+    let largest = specs.iter().map(|s| pages_for(s.new.prompt.len() + s.new.max_tokens as usize)).max().unwrap_or(1);
+    let simulated = (0..models as u32).map(ModelId).map(|id| {
+        let pages = largest + rng.below(1 + 2 * largest as u64) as usize;
+        let limits = Limits { max_rows: 1 + rng.below(40) as usize, prefill_chunk: 1 + rng.below(24) as usize };
+        let runner = SimulatedRunner::new("sim", id.0, VOCAB, pages as u32);
+        let attachments = routes.iter().map(|route| attachment(route, id)).collect();
+        SimulatedModel {
+            server: SubServer::new(id, Box::new(runner), attachments, limits).with_resolve(resolve),
+            latency: Latency::constant(micros(1 + rng.below(300))),
+            min_batch: (0..1 + rng.below(4)).map(|_| 1 + rng.below(4) as u32).collect(),
+            // Without a longest wait the ladder alone must not lock up.
+            max_wait: if rng.chance(0.5) { Duration::from_secs(3600) } else { micros(rng.below(500)) },
+        }
+    });
+    let simulated = simulated.collect();
+    let network = Network {
+        delay: (Duration::ZERO, micros(rng.below(400))),
+        duplicate: rng.unit() * 0.5,
+        lose: rng.unit() * 0.4,
+        resend: micros(1 + rng.below(500)),
+    };
+    let shapes = routes.iter().map(|r| (r.models[r.entry], r.models.clone())).collect();
+    let mut world = World::new(simulated, shapes, network, rng.next());
+    let mut cancelled: Vec<RequestId> = Vec::new();
+    for spec in &specs {
+        let at = micros(rng.below(1500));
+        world.submit(at, spec.clone());
+        if rng.chance(0.2) {
+            world.cancel(at + micros(rng.below(4000)), spec.id);
+            cancelled.push(spec.id);
+        }
+        if rng.chance(0.2) {
+            let model = ModelId(rng.below(models as u64) as u32);
+            world.lose_state(at + micros(rng.below(3000)), model, spec.id);
+        }
+    }
+    let mut turns = 0;
+    while world.advance() {
+        turns += 1;
+        if turns > 200_000 {
+            return Err("7: no end in sight".into());
+        }
+        for server in world.servers() {
+            if server.pages_held() != server.pool().in_use() {
+                return Err(format!("3: {} pages in use, {} held", server.pool().in_use(), server.pages_held()));
+            }
+        }
+        if turns % 8 == 0
+            && let Some(spec) = specs.iter().find(|s| world.servers().filter(|m| m.owns(s.id)).count() > 1)
+        {
+            return Err(format!("2: request {} has two owners", spec.id));
+        }
+    }
+    let mut counts = Counts::default();
+    for server in world.servers() {
+        if (server.pool().in_use(), server.replicas(), server.ready(), server.open_slots()) != (0, 0, 0, 0) {
+            return Err("3: something is left over".into());
+        }
+        let c = server.counters();
+        counts.handoffs += c.handoffs;
+        counts.retractions += c.retractions;
+        counts.preemptions += c.preemptions;
+        counts.stale += c.stale_messages;
+        counts.resent += c.resent;
+    }
+    for spec in &specs {
+        let client = &world.clients[&spec.id];
+        let route = &routes[spec.new.route.index()];
+        let (want, reason) = oracle(&spec.new, &route.models, route.entry, route.key, VOCAB);
+        let got: Vec<_> = client.ledger.tokens().iter().map(|t| (t.token, t.model)).collect();
+        if let Some(error) = &client.contradiction {
+            return Err(format!("1: {error}"));
+        }
+        if client.late > 0 {
+            return Err(format!("1: {} events after the last", client.late));
+        }
+        if client.ledger.has_gap() && client.ending != Some(Ending::Cancelled) {
+            return Err("1: a gap in the ledger".into());
+        }
+        match &client.ending {
+            None => return Err(format!("7: request {} never ended", spec.id)),
+            Some(Ending::Cancelled) if cancelled.contains(&spec.id) => {
+                if !want.starts_with(&got) {
+                    return Err(format!("6: {got:?} does not begin {want:?}"));
+                }
+            }
+            Some(Ending::Finished(got_reason)) if *got_reason == reason => {
+                if got != want {
+                    return Err(format!("6: request {} of {:?}: {got:?}, not {want:?}", spec.id, route.models));
+                }
+            }
+            other => return Err(format!("6: ended by {other:?}, not {reason:?}")),
+        }
+        counts.tokens += got.len() as u64;
+    }
+    Ok(counts)
+}
+
+/// What the schedules met, so that a generator that meets nothing is noticed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    tokens: u64,
+    handoffs: u64,
+    retractions: u64,
+    preemptions: u64,
+    stale: u64,
+    resent: u64,
+}
+
+#[test]
+fn invariants_hold_over_random_schedules() {
+    let mut all = Counts::default();
+    for seed in 0..SCHEDULES {
+        match schedule(seed, resolve) {
+            Ok(counts) => {
+                all.tokens += counts.tokens;
+                all.handoffs += counts.handoffs;
+                all.retractions += counts.retractions;
+                all.preemptions += counts.preemptions;
+                all.stale += counts.stale;
+                all.resent += counts.resent;
+            }
+            Err(broken) => panic!("schedule {seed} breaks invariant {broken}"),
+        }
+    }
+    println!("{SCHEDULES} schedules: {all:?}");
+    for (what, count) in [
+        ("hand-offs", all.handoffs),
+        ("retractions", all.retractions),
+        ("preemptions", all.preemptions),
+        ("stale messages", all.stale),
+        ("lost states", all.resent),
+    ] {
+        assert!(count > SCHEDULES / 50, "only {count} {what}: the schedules test too little");
+    }
+}
+
+/// Broken copies of the resolve step. Each must be noticed within a few schedules.
+fn first_break(resolve: Resolve) -> Option<u64> {
+    (0..500).find(|&seed| schedule(seed, resolve).is_err())
+}
+
+#[test]
+fn a_resolve_that_keeps_dropped_candidates_is_noticed() {
+    fn broken(s: &Situation<'_>, d: &[Decision]) -> Outcome {
+        let mut outcome = resolve(s, d);
+        if matches!(outcome.next, Next::To(_)) {
+            outcome.commit.extend(outcome.candidate.take());
+        }
+        outcome
+    }
+    assert!(first_break(broken).is_some());
+}
+
+#[test]
+fn a_resolve_that_accepts_one_draft_too_many_is_noticed() {
+    fn broken(s: &Situation<'_>, d: &[Decision]) -> Outcome {
+        let mut outcome = resolve(s, d);
+        if s.verify && outcome.commit.len() < s.provisional.len() && outcome.next == Next::Stay {
+            outcome.commit.insert(0, s.provisional[0].clone());
+        }
+        outcome
+    }
+    assert!(first_break(broken).is_some());
+}
+
+#[test]
+fn a_resolve_that_commits_drafts_at_once_is_noticed() {
+    fn broken(s: &Situation<'_>, d: &[Decision]) -> Outcome {
+        let mut outcome = resolve(s, d);
+        let drafts = std::mem::take(&mut outcome.provisional);
+        outcome.commit.extend(drafts);
+        outcome
+    }
+    assert!(first_break(broken).is_some());
+}
+
+#[test]
+fn a_resolve_that_forgets_budgets_is_noticed() {
+    fn broken(s: &Situation<'_>, d: &[Decision]) -> Outcome {
+        resolve(&Situation { budget: None, ..*s }, d)
+    }
+    assert!(first_break(broken).is_some());
+}
