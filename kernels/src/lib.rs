@@ -1,1 +1,25 @@
+//! Numeric kernels on the CPU, in f32.
+//!
+//! All of them are *batch invariant*: the result of a row is made by the same operations in the same
+//! order whatever other rows are computed with it and however many threads share the work. Batching,
+//! chunking and scheduling therefore cannot change a bit of any result.
 
+mod attention;
+mod convert;
+mod distribution;
+mod elementwise;
+mod exp;
+mod linear;
+mod norm;
+mod rope;
+mod tile;
+mod top;
+
+pub use attention::{KvPool, KvShape, PAGE, Query, attention};
+pub use convert::{bf16_to_f32, f16_to_f32, f32_from_le};
+pub use distribution::{Distribution, pick, weights};
+pub use elementwise::{add, add_bias, silu_mul};
+pub use linear::{PackedMatrix, linear};
+pub use norm::{rms_norm, rms_norm_in_place};
+pub use rope::{RopeTable, rotate_half};
+pub use top::{select, top};

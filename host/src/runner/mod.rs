@@ -2,6 +2,8 @@
 //! one model; it knows positions and pages, never requests' lives.
 
 pub mod cpu;
+pub mod model_config;
+pub mod sampler;
 mod signals;
 pub mod simulated;
 

@@ -1,0 +1,187 @@
+//! Reading tensors from safetensors files, checked against the shapes that `config.json` implies.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+use serde::Deserialize;
+use tokenrouter_kernels as kernels;
+
+use crate::runner::model_config::{LoadError, read_json};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// Larger headers are refused before memory is taken for them.
+const MAX_HEADER: u64 = 100 << 20;
+/// Bytes read at a time.
+const CHUNK: usize = 4 << 20;
+
+/// Called with bytes loaded so far and in total.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+
+/// The tensors of a model directory.
+pub(super) struct Weights<'a> {
+    shards: Vec<Shard>,
+    /// Shard of each tensor.
+    places: HashMap<String, usize>,
+    /// Where the list of tensors comes from, for messages.
+    source: PathBuf,
+    progress: Option<Progress<'a>>,
+    loaded: u64,
+    total: u64,
+    buffer: Vec<u8>,
+}
+
+struct Shard {
+    path: PathBuf,
+    file: File,
+    header: Metadata,
+    data_start: u64,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: HashMap<String, String>,
+}
+
+impl<'a> Weights<'a> {
+    /// Open the files of `dir` and read their headers.
+    pub(super) fn open(dir: &Path, progress: Option<Progress<'a>>) -> Result<Self, LoadError> {
+        let index_path = dir.join(INDEX);
+        let (mut shards, mut places) = (Vec::new(), HashMap::new());
+        let source = if let Some(index) = read_json::<Index>(&index_path)? {
+            let mut names: Vec<&String> = index.weight_map.values().collect();
+            names.sort_unstable();
+            names.dedup();
+            for name in &names {
+                if Path::new(name).components().count() != 1 || !name.ends_with(".safetensors") {
+                    let message = format!("weight_map names `{name}`, which is no safetensors file of this directory");
+                    return Err(LoadError::new(&index_path, message));
+                }
+                let path = dir.join(name);
+                if !path.is_file() {
+                    let message = format!("weight_map names `{name}`, which is missing; download it again");
+                    return Err(LoadError::new(&index_path, message));
+                }
+                shards.push(Shard::open(path)?);
+            }
+            for (tensor, name) in &index.weight_map {
+                if let Ok(shard) = names.binary_search(&name) {
+                    places.insert(tensor.clone(), shard);
+                }
+            }
+            index_path
+        } else {
+            let path = dir.join(SINGLE);
+            if !path.is_file() {
+                return Err(LoadError::new(
+                    dir,
+                    format!(
+                        "has neither {SINGLE} nor {INDEX}; weights in other formats (.bin, .gguf) must be converted to safetensors"
+                    ),
+                ));
+            }
+            let shard = Shard::open(path.clone())?;
+            places.extend(shard.header.tensors().into_keys().map(|name| (name, 0)));
+            shards.push(shard);
+            path
+        };
+        Ok(Self { shards, places, source, progress, loaded: 0, total: 0, buffer: Vec::new() })
+    }
+
+    /// How many bytes will be read, for the progress callback.
+    pub(super) fn expect(&mut self, tensors: impl Iterator<Item = String>) {
+        self.total = tensors
+            .filter_map(|name| {
+                let (start, end) = self.shards[*self.places.get(&name)?].header.info(&name)?.data_offsets;
+                Some((end - start) as u64)
+            })
+            .sum();
+    }
+
+    /// A tensor as f32.
+    pub(super) fn load(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {
+        let Some(&place) = self.places.get(name) else {
+            let message = format!(
+                "tensor `{name}` {shape:?} is missing, which config.json implies; download the weights that belong to config.json"
+            );
+            return Err(LoadError::new(&self.source, message));
+        };
+        let shard = &mut self.shards[place];
+        let Some(info) = shard.header.info(name) else {
+            let message =
+                format!("tensor `{name}` is missing, though {INDEX} says it is in this file; download both again");
+            return Err(LoadError::new(&shard.path, message));
+        };
+        if info.shape != shape {
+            let message = format!(
+                "tensor `{name}` has shape {:?}, but config.json implies {shape:?}; the two belong to different models",
+                info.shape
+            );
+            return Err(LoadError::new(&shard.path, message));
+        }
+        let (width, convert): (usize, fn(&[u8], &mut [f32])) = match info.dtype {
+            Dtype::BF16 => (2, kernels::bf16_to_f32),
+            Dtype::F16 => (2, kernels::f16_to_f32),
+            Dtype::F32 => (4, kernels::f32_from_le),
+            other => {
+                let message = format!(
+                    "tensor `{name}` is stored as {other:?}, which is not supported; use bf16, f16 or f32 weights"
+                );
+                return Err(LoadError::new(&shard.path, message));
+            }
+        };
+        let failed = |e: std::io::Error| LoadError::new(&shard.path, format!("tensor `{name}` cannot be read: {e}"));
+        shard.file.seek(SeekFrom::Start(shard.data_start + info.data_offsets.0 as u64)).map_err(failed)?;
+        let mut values = vec![0.0; shape.iter().product()];
+        self.buffer.resize(CHUNK, 0);
+        for part in values.chunks_mut(CHUNK / width) {
+            let bytes = &mut self.buffer[..part.len() * width];
+            shard.file.read_exact(bytes).map_err(failed)?;
+            convert(bytes, part);
+            self.loaded += bytes.len() as u64;
+            if let Some(progress) = &mut self.progress {
+                progress(self.loaded, self.total);
+            }
+        }
+        Ok(values)
+    }
+}
+
+impl Shard {
+    fn open(path: PathBuf) -> Result<Self, LoadError> {
+        let unreadable = |e: std::io::Error| LoadError::new(&path, format!("cannot be read: {e}"));
+        let mut file = File::open(&path).map_err(unreadable)?;
+        let size = file.metadata().map_err(unreadable)?.len();
+        let mut length = [0; 8];
+        let short = || LoadError::new(&path, format!("is no safetensors file ({size} bytes); download it again"));
+        file.read_exact(&mut length).map_err(|_| short())?;
+        let length = u64::from_le_bytes(length);
+        if length > MAX_HEADER || length > size.saturating_sub(8) {
+            return Err(LoadError::new(
+                &path,
+                format!(
+                    "says its header has {length} bytes, but the file has {size}: it is damaged or no safetensors file; download it again"
+                ),
+            ));
+        }
+        let mut header = vec![0; length as usize];
+        file.read_exact(&mut header).map_err(unreadable)?;
+        let header: Metadata = serde_json::from_slice(&header)
+            .map_err(|e| LoadError::new(&path, format!("has a damaged header ({e}); download it again")))?;
+        let data_start = 8 + length;
+        let expected = data_start + header.data_len() as u64;
+        if expected != size {
+            return Err(LoadError::new(
+                &path,
+                format!(
+                    "has {size} bytes, but its header describes {expected}: it is cut off or damaged; download it again"
+                ),
+            ));
+        }
+        Ok(Self { path, file, header, data_start })
+    }
+}

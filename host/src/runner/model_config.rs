@@ -1,0 +1,411 @@
+//! The architecture of a model directory, read from its `config.json` and checked.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::PAGE_TOKENS;
+use crate::request::TokenId;
+
+/// Why a model directory cannot be loaded. One line that names the file, the value and the remedy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {message}", file.display())]
+pub struct LoadError {
+    /// The file (or directory) at fault.
+    pub file: PathBuf,
+    /// What is wrong with it and what helps.
+    pub message: String,
+}
+
+impl LoadError {
+    pub(crate) fn new(file: &Path, message: impl Into<String>) -> Self {
+        Self { file: file.to_owned(), message: message.into() }
+    }
+}
+
+/// Decoders that are supported. They differ in biases and norms only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+}
+
+impl Architecture {
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+}
+
+/// How rotary frequencies are changed for long contexts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeScaling {
+    None,
+    /// All frequencies divided by `factor`.
+    Linear {
+        factor: f64,
+    },
+    /// Low frequencies divided by `factor`, high ones kept, those between blended.
+    Llama3 {
+        factor: f64,
+        low_freq_factor: f64,
+        high_freq_factor: f64,
+        original_context: f64,
+    },
+}
+
+/// Everything that determines the computation and the shapes of the weights.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    pub architecture: Architecture,
+    pub vocab_size: usize,
+    pub hidden: usize,
+    pub intermediate: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub norm_eps: f32,
+    pub rope_theta: f64,
+    pub rope_scaling: RopeScaling,
+    /// The head is the embedding.
+    pub tied: bool,
+    pub qkv_bias: bool,
+    pub output_bias: bool,
+    pub mlp_bias: bool,
+    /// Heads of queries and keys are normalised.
+    pub qk_norm: bool,
+    /// Most positions of a sequence.
+    pub context: usize,
+    /// All tokens that end a sequence, ascending.
+    pub eos: Vec<TokenId>,
+}
+
+/// `config.json` as published; unknown keys are common and harmless.
+#[derive(Deserialize)]
+struct Raw {
+    architectures: Option<Vec<String>>,
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    rms_norm_eps: f64,
+    hidden_act: Option<String>,
+    max_position_embeddings: usize,
+    rope_theta: Option<f64>,
+    rope_scaling: Option<RawRope>,
+    rope_parameters: Option<RawRope>,
+    partial_rotary_factor: Option<f64>,
+    tie_word_embeddings: Option<bool>,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    sliding_window: Option<usize>,
+    use_sliding_window: Option<bool>,
+    layer_types: Option<Vec<String>>,
+    quantization_config: Option<serde_json::Value>,
+    eos_token_id: Option<TokenIds>,
+}
+
+#[derive(Deserialize)]
+struct RawRope {
+    #[serde(alias = "type")]
+    rope_type: Option<String>,
+    rope_theta: Option<f64>,
+    factor: Option<f64>,
+    low_freq_factor: Option<f64>,
+    high_freq_factor: Option<f64>,
+    original_max_position_embeddings: Option<f64>,
+    partial_rotary_factor: Option<f64>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum TokenIds {
+    One(TokenId),
+    Many(Vec<TokenId>),
+}
+
+impl TokenIds {
+    fn into_vec(self) -> Vec<TokenId> {
+        match self {
+            Self::One(id) => vec![id],
+            Self::Many(ids) => ids,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct RawGeneration {
+    eos_token_id: Option<TokenIds>,
+}
+
+#[derive(Deserialize)]
+struct RawTokenizerConfig {
+    eos_token: Option<RawToken>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum RawToken {
+    Text(String),
+    Object { content: String },
+}
+
+#[derive(Deserialize)]
+struct RawTokenizer {
+    #[serde(default)]
+    added_tokens: Vec<RawAddedToken>,
+}
+
+#[derive(Deserialize)]
+struct RawAddedToken {
+    id: TokenId,
+    content: String,
+}
+
+impl ModelConfig {
+    /// Read a model directory. `context` lowers the longest sequence below what the model allows.
+    pub fn load(dir: &Path, context: Option<u32>) -> Result<Self, LoadError> {
+        if !dir.is_dir() {
+            return Err(LoadError::new(dir, "no such directory; `path` must name a Hugging Face model directory"));
+        }
+        let file = dir.join("config.json");
+        let raw: Raw = read_json(&file)?.ok_or_else(|| {
+            LoadError::new(&file, "no such file; `path` must name a Hugging Face model directory with config.json")
+        })?;
+        let mut config = Self::check(raw, context).map_err(|message| LoadError::new(&file, message))?;
+        config.add_end_tokens(dir)?;
+        Ok(config)
+    }
+
+    fn check(raw: Raw, context: Option<u32>) -> Result<Self, String> {
+        let architecture = architecture(raw.architectures.as_deref().unwrap_or_default())?;
+        match raw.hidden_act.as_deref() {
+            None | Some("silu" | "swish") => {}
+            Some(other) => {
+                return Err(format!("hidden_act `{other}` is not supported; models with `silu` are"));
+            }
+        }
+        if let Some(quantization) = &raw.quantization_config {
+            let method = quantization.get("quant_method").and_then(|m| m.as_str()).unwrap_or("unknown");
+            return Err(format!(
+                "quantization_config `{method}` is not supported; use the bf16, f16 or f32 weights of the model"
+            ));
+        }
+        let heads = raw.num_attention_heads;
+        let kv_heads = raw.num_key_value_heads.unwrap_or(heads);
+        for (name, value) in [
+            ("vocab_size", raw.vocab_size),
+            ("hidden_size", raw.hidden_size),
+            ("intermediate_size", raw.intermediate_size),
+            ("num_hidden_layers", raw.num_hidden_layers),
+            ("num_attention_heads", heads),
+            ("num_key_value_heads", kv_heads),
+            ("max_position_embeddings", raw.max_position_embeddings),
+        ] {
+            if value == 0 || u32::try_from(value).is_err() {
+                return Err(format!("{name} is {value}; it must be between 1 and {}", u32::MAX));
+            }
+        }
+        if heads % kv_heads != 0 {
+            return Err(format!(
+                "num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}; the file is damaged"
+            ));
+        }
+        let head_dim = raw.head_dim.unwrap_or(raw.hidden_size / heads);
+        if head_dim == 0 || head_dim % 2 != 0 {
+            return Err(format!("head_dim is {head_dim}; rotary embedding needs an even number above 0"));
+        }
+        let allowed = raw.max_position_embeddings;
+        let context = match context.map(|c| c as usize) {
+            None => allowed,
+            Some(c) if (1..=allowed).contains(&c) => c,
+            Some(c) => {
+                return Err(format!(
+                    "max_position_embeddings is {allowed}; a context of {c} is not possible, set at most {allowed}"
+                ));
+            }
+        };
+        let slides = raw.use_sliding_window.unwrap_or(true)
+            && raw.layer_types.as_ref().is_none_or(|types| types.iter().any(|t| t == "sliding_attention"));
+        if let Some(window) = raw.sliding_window.filter(|&window| slides && window < context) {
+            return Err(format!(
+                "sliding_window {window} is smaller than the context {context}, which is not supported; set the model's context to at most {window}"
+            ));
+        }
+        let (rope_theta, rope_scaling) = rope(&raw)?;
+        let attention_bias = raw.attention_bias.unwrap_or(false);
+        Ok(Self {
+            architecture,
+            vocab_size: raw.vocab_size,
+            hidden: raw.hidden_size,
+            intermediate: raw.intermediate_size,
+            layers: raw.num_hidden_layers,
+            heads,
+            kv_heads,
+            head_dim,
+            norm_eps: raw.rms_norm_eps as f32,
+            rope_theta,
+            rope_scaling,
+            tied: raw.tie_word_embeddings.unwrap_or(false),
+            qkv_bias: attention_bias || architecture == Architecture::Qwen2,
+            output_bias: attention_bias,
+            mlp_bias: raw.mlp_bias.unwrap_or(false),
+            qk_norm: architecture == Architecture::Qwen3,
+            context,
+            eos: raw.eos_token_id.map(TokenIds::into_vec).unwrap_or_default(),
+        })
+    }
+
+    /// Unite the end tokens of all files that name some: a model may end with any of them.
+    fn add_end_tokens(&mut self, dir: &Path) -> Result<(), LoadError> {
+        if let Some(raw) = read_json::<RawGeneration>(&dir.join("generation_config.json"))? {
+            self.eos.extend(raw.eos_token_id.map(TokenIds::into_vec).unwrap_or_default());
+        }
+        let text = read_json::<RawTokenizerConfig>(&dir.join("tokenizer_config.json"))?.and_then(|raw| raw.eos_token);
+        if let Some(RawToken::Text(text) | RawToken::Object { content: text }) = text
+            && let Some(tokenizer) = read_json::<RawTokenizer>(&dir.join("tokenizer.json"))?
+        {
+            self.eos.extend(tokenizer.added_tokens.iter().filter(|t| t.content == text).map(|t| t.id));
+        }
+        self.eos.sort_unstable();
+        self.eos.dedup();
+        Ok(())
+    }
+
+    /// Radians a position, for each pair of a head.
+    pub fn rope_frequencies(&self) -> Vec<f32> {
+        let full = self.head_dim as f64;
+        (0..self.head_dim / 2)
+            .map(|i| {
+                let frequency = self.rope_theta.powf(-2.0 * i as f64 / full);
+                self.rope_scaling.apply(frequency) as f32
+            })
+            .collect()
+    }
+
+    /// Number of weights.
+    pub fn parameters(&self) -> u64 {
+        let (h, q, kv) = (self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let bias = |on: bool, n: usize| if on { n } else { 0 };
+        let layer = h * (q + 2 * kv)
+            + q * h
+            + 3 * h * self.intermediate
+            + 2 * h
+            + bias(self.qkv_bias, q + 2 * kv)
+            + bias(self.output_bias, h)
+            + bias(self.mlp_bias, 2 * self.intermediate + h)
+            + bias(self.qk_norm, 2 * self.head_dim);
+        let embeddings = self.vocab_size * h * if self.tied { 1 } else { 2 };
+        (self.layers * layer + embeddings + h) as u64
+    }
+
+    /// Pages that hold one sequence of the longest length.
+    pub fn pages_per_sequence(&self) -> usize {
+        self.context.div_ceil(PAGE_TOKENS)
+    }
+
+    /// Architecture and size in words.
+    pub fn describe(&self) -> String {
+        let n = self.parameters() as f64;
+        let size = match n {
+            n if n >= 1e9 => format!("{:.1} B", n / 1e9),
+            n if n >= 1e6 => format!("{:.1} M", n / 1e6),
+            n => format!("{:.1} k", n / 1e3),
+        };
+        format!("{}, {} layers x {}, {size}", self.architecture.name(), self.layers, self.hidden)
+    }
+}
+
+impl RopeScaling {
+    fn apply(self, frequency: f64) -> f64 {
+        match self {
+            Self::None => frequency,
+            Self::Linear { factor } => frequency / factor,
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                let turns = original_context * frequency / std::f64::consts::TAU;
+                if turns < low_freq_factor {
+                    frequency / factor
+                } else if turns > high_freq_factor {
+                    frequency
+                } else {
+                    let blend = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    (1.0 - blend) * frequency / factor + blend * frequency
+                }
+            }
+        }
+    }
+}
+
+fn architecture(names: &[String]) -> Result<Architecture, String> {
+    let name = names.first().map_or("", String::as_str);
+    match name {
+        "LlamaForCausalLM" => Ok(Architecture::Llama),
+        "MistralForCausalLM" => Ok(Architecture::Mistral),
+        "Qwen2ForCausalLM" => Ok(Architecture::Qwen2),
+        "Qwen3ForCausalLM" => Ok(Architecture::Qwen3),
+        _ => Err(format!(
+            "architectures names `{name}`, which is not supported; use a model of LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM"
+        )),
+    }
+}
+
+/// Old files keep the base beside an optional `rope_scaling`, new ones put all into `rope_parameters`.
+fn rope(raw: &Raw) -> Result<(f64, RopeScaling), String> {
+    let (key, rope) = match (&raw.rope_parameters, &raw.rope_scaling) {
+        (Some(rope), _) => ("rope_parameters", Some(rope)),
+        (None, rope) => ("rope_scaling", rope.as_ref()),
+    };
+    let theta = rope.and_then(|r| r.rope_theta).or(raw.rope_theta).unwrap_or(10_000.0);
+    if !(theta > 0.0 && theta.is_finite()) {
+        return Err(format!("rope_theta is {theta}; it must be a number above 0"));
+    }
+    let partial = rope.and_then(|r| r.partial_rotary_factor).or(raw.partial_rotary_factor).unwrap_or(1.0);
+    if partial != 1.0 {
+        return Err(format!("partial_rotary_factor {partial} is not supported; models that rotate whole heads are"));
+    }
+    let Some(rope) = rope else { return Ok((theta, RopeScaling::None)) };
+    let number = |name: &str, value: Option<f64>| match value {
+        Some(v) if v > 0.0 && v.is_finite() => Ok(v),
+        Some(v) => Err(format!("{key}.{name} is {v}; it must be a number above 0")),
+        None => Err(format!("{key}.{name} is missing; download config.json again")),
+    };
+    let scaling = match rope.rope_type.as_deref().unwrap_or("default") {
+        "default" => RopeScaling::None,
+        "linear" => RopeScaling::Linear { factor: number("factor", rope.factor)? },
+        "llama3" => RopeScaling::Llama3 {
+            factor: number("factor", rope.factor)?,
+            low_freq_factor: number("low_freq_factor", rope.low_freq_factor)?,
+            high_freq_factor: number("high_freq_factor", rope.high_freq_factor)?,
+            original_context: number("original_max_position_embeddings", rope.original_max_position_embeddings)?,
+        },
+        other => {
+            return Err(format!(
+                "{key} of type `{other}` is not supported; `default`, `linear` and `llama3` are, so remove the entry to run the model at its trained context"
+            ));
+        }
+    };
+    Ok((theta, scaling))
+}
+
+/// `None` when there is no such file.
+pub(crate) fn read_json<T: serde::de::DeserializeOwned>(file: &Path) -> Result<Option<T>, LoadError> {
+    let text = match std::fs::read(file) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(LoadError::new(file, format!("cannot be read: {e}"))),
+    };
+    serde_json::from_slice(&text)
+        .map(Some)
+        .map_err(|e| LoadError::new(file, format!("is not what was expected ({e}); download the file again")))
+}
