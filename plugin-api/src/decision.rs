@@ -9,7 +9,7 @@ pub const MAX_PAYLOAD_BYTES: usize = 64 * 1024;
 ///
 /// Numbers, not an enum, cross the library boundary: the host checks every field, so no bit pattern
 /// is undefined behaviour.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, abi_stable::StableAbi)]
 #[repr(C)]
 pub struct Decision {
     kind: u32,

@@ -7,8 +7,12 @@
 //! This crate knows nothing of the host.
 #![deny(missing_docs)]
 
+#[allow(missing_docs)] // Not for authors.
+mod abi;
 mod context;
 mod decision;
+#[cfg(feature = "host")]
+pub mod host;
 mod policy;
 pub mod random;
 mod requirements;
@@ -19,6 +23,14 @@ pub use decision::{Acceptance, Decision, DecisionKind, Handoff, MAX_PAYLOAD_BYTE
 pub use policy::{Policy, PolicyError};
 pub use requirements::{Requirements, SignalSet};
 pub use views::{NO_MODEL, NO_TOKEN, PeerView, RequestView, RouteBatch, SignalColumns};
+
+/// For [`export_policy!`] alone.
+#[doc(hidden)]
+pub mod __private {
+    pub use crate::abi::glue::header;
+    pub use crate::abi::metadata::{BYTES as METADATA_BYTES, encode as encode_metadata};
+    pub use abi_stable::library::LibHeader;
+}
 
 /// Index of a model among the models of the policy's route, as listed in [`Context::models`].
 pub type ModelIndex = u32;
