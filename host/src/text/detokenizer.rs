@@ -44,6 +44,11 @@ impl Detokenizer {
         String::from_utf8_lossy(&rest).into_owned()
     }
 
+    /// Whether the text so far ends within a character.
+    pub fn is_partial(&self) -> bool {
+        !self.partial.is_empty()
+    }
+
     fn past_lead(&mut self, lead: Lead, bytes: &[u8]) -> Vec<u8> {
         if self.start == Start::Fresh {
             self.start = match lead {
