@@ -1,1 +1,44 @@
+//! The HTTP interface: OpenAI's endpoints, a native one in SGLang's shape, and health.
 
+mod answer;
+mod chat;
+mod choice;
+mod completions;
+mod error;
+mod generate;
+mod health;
+mod http;
+mod models;
+mod params;
+mod reader;
+mod run;
+mod serve;
+mod sse;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::{get, post};
+
+pub use params::SamplingDefaults;
+pub use serve::serve;
+pub use state::{AppState, Submit};
+
+/// All endpoints.
+pub fn router(state: Arc<AppState>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(chat::handle))
+        .route("/v1/completions", post(completions::handle))
+        .route("/generate", post(generate::handle))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::one))
+        .route("/health", get(health::health))
+        .route("/ready", get(health::ready))
+        .fallback(http::no_such_path)
+        .method_not_allowed_fallback(http::method_not_allowed)
+        .layer(axum::middleware::from_fn(http::with_request_id))
+        .with_state(state)
+}

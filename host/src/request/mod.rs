@@ -4,7 +4,7 @@ mod ledger;
 mod sampling;
 
 pub use ledger::{Ledger, LedgerError};
-pub use sampling::SamplingParams;
+pub use sampling::{MAX_TOP_LOGPROBS, SamplingParams};
 
 pub use tokenrouter_plugin_api::TokenId;
 

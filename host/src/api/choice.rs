@@ -1,0 +1,269 @@
+//! One answer in the making: committed tokens in, text out.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::engine::RequestStream;
+use crate::request::{Committed, Event, FinishReason, Ledger, LedgerError, RequestError, TokenId};
+use crate::text::{Detokenizer, ModelText, StopMatcher};
+
+/// A committed token with its part of the text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    pub committed: Committed,
+    /// Texts of all entries together are the text of the answer.
+    pub text: String,
+    /// Characters before it in the answer.
+    pub offset: usize,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reason {
+    /// A token that ends answers at its model.
+    EndOfSequence,
+    StopToken(TokenId),
+    StopString(String),
+    Length,
+}
+
+/// The end of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct End {
+    pub reason: Reason,
+    /// Hand-offs between models. After a stop string, which is found before the models hear of it: the
+    /// changes of model between tokens, at least.
+    pub handoffs: u32,
+}
+
+/// What became known at one time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Piece {
+    pub text: String,
+    /// Tokens whose text is now out completely.
+    pub entries: Vec<Entry>,
+    pub end: Option<End>,
+}
+
+/// Why an answer failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChoiceError {
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error("the models disagree: {0}")]
+    Ledger(#[from] LedgerError),
+    #[error("the request ended without a result")]
+    Lost,
+}
+
+/// How text ends, for all choices of a request.
+#[derive(Clone, Debug)]
+pub struct Ending {
+    /// Tokens that may end the answer: end tokens of the route's models.
+    pub eos: Arc<[TokenId]>,
+    pub stop_tokens: Vec<TokenId>,
+    pub stops: Vec<String>,
+    pub include_stop: bool,
+    /// Stop strings do not count before this many tokens.
+    pub min_tokens: u32,
+}
+
+/// Follows one request of the engine. Dropping it cancels the request.
+pub struct Choice {
+    request: RequestStream,
+    text: Arc<ModelText>,
+    ending: Ending,
+    ledger: Ledger,
+    detokenizer: Detokenizer,
+    stops: StopMatcher,
+    /// Entries whose text is not out completely, each with the byte position of its end.
+    queue: VecDeque<(Entry, usize)>,
+    /// A token that ends the answer if nothing follows it.
+    last: Option<Committed>,
+    /// Tokens, bytes and characters so far.
+    tokens: u32,
+    bytes: usize,
+    chars: usize,
+    /// Bytes that were given out or are in `out`.
+    emitted: usize,
+    out: String,
+    finished: Option<(FinishReason, u32)>,
+}
+
+impl Choice {
+    pub fn new(request: RequestStream, text: Arc<ModelText>, ending: Ending) -> Self {
+        Self {
+            request,
+            text,
+            stops: StopMatcher::new(ending.stops.clone(), ending.include_stop),
+            ending,
+            ledger: Ledger::default(),
+            detokenizer: Detokenizer::default(),
+            queue: VecDeque::new(),
+            last: None,
+            tokens: 0,
+            bytes: 0,
+            chars: 0,
+            emitted: 0,
+            out: String::new(),
+            finished: None,
+        }
+    }
+
+    /// The next piece. The one with an `end` is the last.
+    pub async fn next(&mut self) -> Result<Piece, ChoiceError> {
+        loop {
+            match self.request.events.recv().await.ok_or(ChoiceError::Lost)? {
+                Event::Failed(error) => return Err(error.into()),
+                Event::Finished { reason, handoffs } => self.finished = Some((reason, handoffs)),
+                Event::Committed { start, tokens } => {
+                    let new = self.ledger.enter(start, tokens)?.to_vec();
+                    for token in new {
+                        if let Some(reason) = self.commit(token) {
+                            let handoffs = self.changes_of_model();
+                            return Ok(self.piece(Some(End { reason, handoffs })));
+                        }
+                    }
+                }
+            }
+            if let Some((reason, handoffs)) = self.finished
+                && !self.ledger.has_gap()
+            {
+                let reason = self.finish(reason);
+                return Ok(self.piece(Some(End { reason, handoffs })));
+            }
+            let piece = self.piece(None);
+            if piece != Piece::default() {
+                return Ok(piece);
+            }
+        }
+    }
+
+    fn commit(&mut self, token: Committed) -> Option<Reason> {
+        if let Some(held) = self.last.take()
+            && let Some(reason) = self.feed(held)
+        {
+            return Some(reason);
+        }
+        if self.ending.eos.contains(&token.token) || self.ending.stop_tokens.contains(&token.token) {
+            self.last = Some(token);
+            return None;
+        }
+        self.feed(token)
+    }
+
+    fn feed(&mut self, token: Committed) -> Option<Reason> {
+        let text = self.detokenizer.push(&self.text.tokenizer, token.token);
+        self.tokens += 1;
+        self.enqueue(token, &text);
+        self.emit(&text)
+    }
+
+    fn enqueue(&mut self, committed: Committed, text: &str) {
+        let entry = Entry { committed, text: text.to_owned(), offset: self.chars };
+        self.grow(text);
+        self.queue.push_back((entry, self.bytes));
+    }
+
+    fn grow(&mut self, text: &str) {
+        self.bytes += text.len();
+        self.chars += text.chars().count();
+    }
+
+    /// Pass text on to the stop strings.
+    fn emit(&mut self, text: &str) -> Option<Reason> {
+        match self.stops.push(text, self.tokens >= self.ending.min_tokens) {
+            Ok(text) => {
+                self.put(&text);
+                None
+            }
+            Err(stopped) => {
+                self.put(&stopped.text);
+                self.truncate();
+                Some(Reason::StopString(self.stops.stop(stopped.stop).unwrap_or_default().to_owned()))
+            }
+        }
+    }
+
+    fn put(&mut self, text: &str) {
+        self.emitted += text.len();
+        self.out.push_str(text);
+    }
+
+    /// The text ends at `emitted`: cut the entries' texts there.
+    fn truncate(&mut self) {
+        for (entry, end) in &mut self.queue {
+            let start = *end - entry.text.len();
+            entry.text.truncate(self.emitted.saturating_sub(start));
+            *end = start + entry.text.len();
+        }
+        self.bytes = self.emitted;
+        self.detokenizer = Detokenizer::default();
+    }
+
+    fn finish(&mut self, reason: FinishReason) -> Reason {
+        let ended_by = match reason {
+            FinishReason::Stop(token) => Some(token),
+            FinishReason::Length => None,
+        };
+        let last = self.last.take();
+        let by_stop_token = ended_by.is_some_and(|token| self.ending.stop_tokens.contains(&token));
+        let silent = ended_by.is_some() && !(by_stop_token && self.ending.include_stop);
+        let mut stopped = None;
+        let mut closing = None;
+        match last {
+            Some(token) if silent => closing = Some(token),
+            Some(token) => stopped = self.feed(token),
+            None => {}
+        }
+        if stopped.is_none() {
+            stopped = self.flush();
+        }
+        if let Some(token) = closing {
+            self.tokens += 1;
+            self.enqueue(token, "");
+        }
+        match (stopped, ended_by) {
+            (Some(reason), _) => reason,
+            (None, Some(token)) if by_stop_token => Reason::StopToken(token),
+            (None, Some(_)) => Reason::EndOfSequence,
+            (None, None) => Reason::Length,
+        }
+    }
+
+    /// Bring out what was held back: a character that was never completed, and what did not become a
+    /// stop string.
+    fn flush(&mut self) -> Option<Reason> {
+        let rest = self.detokenizer.flush();
+        if let Some((entry, end)) = self.queue.back_mut() {
+            entry.text.push_str(&rest);
+            *end += rest.len();
+        }
+        self.grow(&rest);
+        let stopped = self.emit(&rest);
+        if stopped.is_none() {
+            let held = self.stops.flush();
+            self.put(&held);
+        }
+        stopped
+    }
+
+    fn piece(&mut self, end: Option<End>) -> Piece {
+        let mut entries = Vec::new();
+        while let Some((_, at)) = self.queue.front() {
+            // A token at an unfinished character stays: it takes the replacement if nothing completes it.
+            let waits = self.queue.len() == 1 && self.detokenizer.is_partial();
+            if end.is_none() && (*at > self.emitted || waits) {
+                break;
+            }
+            entries.extend(self.queue.pop_front().map(|(entry, _)| entry));
+        }
+        Piece { text: std::mem::take(&mut self.out), entries, end }
+    }
+
+    fn changes_of_model(&self) -> u32 {
+        let tokens = self.ledger.tokens().iter().take(self.tokens as usize);
+        let models: Vec<_> = tokens.map(|token| token.model).collect();
+        models.windows(2).filter(|pair| pair[0] != pair[1]).count() as u32
+    }
+}

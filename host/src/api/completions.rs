@@ -1,0 +1,233 @@
+//! POST /v1/completions
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+
+use super::answer::{self, Streaming, Usage};
+use super::choice::{Entry, Piece};
+use super::error::ApiError;
+use super::http::{json_response, random_id, read_body};
+use super::params::{Generation, Names, refuse_unbuilt, token};
+use super::reader::Fields;
+use super::run::{Answer, Options, Run};
+use super::sse::{self, Encoder};
+use super::state::{AppState, Route, unix_time};
+use crate::request::{MAX_TOP_LOGPROBS, TokenId};
+
+const NAMES: Names = Names { max_tokens: &["max_tokens", "max_completion_tokens"], min_tokens: "min_tokens" };
+const DEFAULT_MAX_TOKENS: u32 = 16;
+const MAX_PROMPTS: usize = 256;
+
+pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
+    let mut fields = Fields::parse(&read_body(request).await?)?;
+    let route = state.route(&mut fields)?;
+    refuse_unbuilt(&mut fields)?;
+    let mut generation = Generation::read(&mut fields, NAMES, &route.defaults, route.vocab)?;
+    let streaming = Streaming::read(&mut fields)?;
+    let logprobs = fields.integer("logprobs", 0..=i64::from(MAX_TOP_LOGPROBS))?.map(|top| top as u32);
+    generation.sampling.top_logprobs = logprobs;
+    let return_routing = fields.boolean("return_routing")?.unwrap_or(false);
+    let prompt = fields.take("prompt").ok_or_else(|| ApiError::missing("prompt", "`prompt` is required."))?;
+    fields.finish(&state.warned);
+
+    let prompts = tokenise(&route, Prompts::read("prompt", prompt, route.vocab)?, "prompt").await?;
+    let options = Options {
+        default_max_tokens: Some(DEFAULT_MAX_TOKENS),
+        return_signals: return_routing,
+        prompt_field: "prompt",
+    };
+    let run = Run::start(&state, &route, prompts, &generation, options)?;
+    let shape = Shape {
+        id: random_id("cmpl-"),
+        created: unix_time(),
+        logprobs: logprobs.is_some(),
+        return_routing,
+        include_usage: streaming.include_usage,
+        route,
+    };
+    let mut usage = Usage::new(run.prompt_tokens);
+    if streaming.stream {
+        return Ok(sse::respond(run, CompletionStream { usage, shape }, state.keep_alive));
+    }
+    let answers = run.collect().await?;
+    for answer in &answers {
+        usage.add(&shape.route, &answer.entries, answer.end.as_ref());
+    }
+    let choices = answers.iter().enumerate().map(|(index, answer)| shape.choice(index, answer)).collect();
+    let mut body = shape.envelope(choices);
+    body["usage"] = usage.to_json();
+    Ok(json_response(StatusCode::OK, &body))
+}
+
+/// Prompts as a request gives them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Prompt {
+    Text(String),
+    Tokens(Vec<TokenId>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompts {
+    pub list: Vec<Prompt>,
+    /// Given as a list of prompts.
+    pub batch: bool,
+}
+
+impl Prompts {
+    /// A string, a list of strings, a list of token ids, or a list of such lists.
+    pub fn read(field: &str, value: Value, vocab: u32) -> Result<Self, ApiError> {
+        let one = |prompt| Ok(Self { list: vec![prompt], batch: false });
+        let items = match value {
+            Value::String(text) => return one(Prompt::Text(text)),
+            Value::Array(items) => items,
+            other => return Err(ApiError::wrong_type(field, "a string or a list", &other)),
+        };
+        let Some(first) = items.first() else {
+            return Err(ApiError::value(field, format!("`{field}` is an empty list.")));
+        };
+        let tokens = |items: &[Value]| {
+            if items.is_empty() {
+                return Err(ApiError::value(field, format!("`{field}` has a prompt without tokens.")));
+            }
+            let ids: Result<Vec<TokenId>, ApiError> = items.iter().map(|item| token(field, item, vocab)).collect();
+            Ok(Prompt::Tokens(ids?))
+        };
+        if first.is_number() {
+            return one(tokens(&items)?);
+        }
+        if items.len() > MAX_PROMPTS {
+            return Err(ApiError::value(field, format!("`{field}` may have at most {MAX_PROMPTS} prompts.")));
+        }
+        let prompt = |item: Value| match item {
+            Value::String(text) => Ok(Prompt::Text(text)),
+            Value::Array(items) => tokens(&items),
+            other => Err(ApiError::wrong_type(field, "made of strings or lists of token ids", &other)),
+        };
+        Ok(Self { list: items.into_iter().map(prompt).collect::<Result<_, _>>()?, batch: true })
+    }
+}
+
+/// Tokens of all prompts, made apart from the threads that serve connections.
+pub async fn tokenise(route: &Route, prompts: Prompts, field: &'static str) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    let text = Arc::clone(&route.text);
+    let one = move |prompt| {
+        let tokens = match prompt {
+            Prompt::Tokens(ids) => ids,
+            Prompt::Text(prompt) => {
+                text.encode_prompt(&prompt).map_err(|e| ApiError::value(field, format!("`{field}`: {e}.")))?
+            }
+        };
+        if tokens.is_empty() {
+            let message = format!("`{field}` is empty, and this model has no token to begin with.");
+            return Err(ApiError::value(field, message));
+        }
+        Ok(tokens)
+    };
+    let task = tokio::task::spawn_blocking(move || prompts.list.into_iter().map(one).collect());
+    task.await.map_err(|e| ApiError::internal(format!("tokenising failed: {e}")))?
+}
+
+/// What every answer of one request has in common.
+struct Shape {
+    id: String,
+    created: u64,
+    route: Route,
+    logprobs: bool,
+    return_routing: bool,
+    include_usage: bool,
+}
+
+impl Shape {
+    fn envelope(&self, choices: Vec<Value>) -> Value {
+        json!({
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.route.name,
+            "choices": choices,
+        })
+    }
+
+    fn choice(&self, index: usize, answer: &Answer) -> Value {
+        let mut choice = json!({
+            "index": index,
+            "text": answer.text,
+            "logprobs": self.logprobs(&answer.entries),
+            "finish_reason": answer.end.as_ref().map(answer::finish_reason),
+            "stop_reason": answer.end.as_ref().map_or(Value::Null, answer::stop_reason),
+        });
+        if self.return_routing {
+            choice["routing"] = answer::routing(&self.route, &answer.entries);
+        }
+        choice
+    }
+
+    fn logprobs(&self, entries: &[Entry]) -> Value {
+        if !self.logprobs {
+            return Value::Null;
+        }
+        let text = |id| answer::token_text(&self.route.text.tokenizer, id);
+        let top = |entry: &Entry| {
+            let top = answer::top_with_chosen(entry).into_iter();
+            top.map(|(id, logprob)| (text(id), answer::logprob(logprob).into())).collect::<Map<String, Value>>()
+        };
+        let column = |of: &dyn Fn(&Entry) -> Value| entries.iter().map(of).collect::<Vec<_>>();
+        json!({
+            "tokens": column(&|entry| text(entry.committed.token).into()),
+            "token_logprobs": column(&|entry| answer::logprob(entry.committed.logprob).into()),
+            "top_logprobs": column(&|entry| top(entry).into()),
+            "text_offset": column(&|entry| entry.offset.into()),
+        })
+    }
+}
+
+struct CompletionStream {
+    shape: Shape,
+    usage: Usage,
+}
+
+impl CompletionStream {
+    fn chunk(&self, choices: Vec<Value>) -> Value {
+        let mut chunk = self.shape.envelope(choices);
+        if self.shape.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+}
+
+impl Encoder for CompletionStream {
+    fn open(&mut self) -> Vec<Value> {
+        Vec::new()
+    }
+
+    fn piece(&mut self, index: usize, piece: Piece) -> Vec<Value> {
+        self.usage.add(&self.shape.route, &piece.entries, piece.end.as_ref());
+        let mut events = Vec::new();
+        let tokens_matter = self.shape.logprobs || self.shape.return_routing;
+        if !piece.text.is_empty() || (tokens_matter && !piece.entries.is_empty()) {
+            let part = Answer { text: piece.text, entries: piece.entries, end: None };
+            events.push(self.chunk(vec![self.shape.choice(index, &part)]));
+        }
+        if let Some(end) = piece.end {
+            let mut choice = json!({"index": index, "text": "", "logprobs": null});
+            choice["finish_reason"] = answer::finish_reason(&end).into();
+            choice["stop_reason"] = answer::stop_reason(&end);
+            events.push(self.chunk(vec![choice]));
+        }
+        events
+    }
+
+    fn close(&mut self) -> Vec<Value> {
+        if !self.shape.include_usage {
+            return Vec::new();
+        }
+        let mut chunk = self.chunk(Vec::new());
+        chunk["usage"] = self.usage.to_json();
+        vec![chunk]
+    }
+}

@@ -1,0 +1,112 @@
+//! Errors as OpenAI's clients read them.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::choice::ChoiceError;
+use super::http::json_response;
+use crate::engine::SubmitError;
+use crate::request::RequestError;
+
+/// An answer other than 200.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    pub status: StatusCode,
+    /// Machine-readable, always a string.
+    pub code: &'static str,
+    /// The field at fault.
+    pub param: Option<String>,
+    pub message: String,
+}
+
+impl ApiError {
+    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, code, param: None, message: message.into() }
+    }
+
+    pub fn param(self, param: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..self }
+    }
+
+    /// A field has a value that it cannot have.
+    pub fn value(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_value", message).param(param)
+    }
+
+    /// A field has a value of the wrong type.
+    pub fn wrong_type(param: &str, wanted: &str, got: &Value) -> Self {
+        let kind = match got {
+            Value::Null => "null",
+            Value::Bool(_) => "a boolean",
+            Value::Number(_) => "a number",
+            Value::String(_) => "a string",
+            Value::Array(_) => "a list",
+            Value::Object(_) => "an object",
+        };
+        let message = format!("`{param}` must be {wanted}, not {kind}.");
+        Self::new(StatusCode::BAD_REQUEST, "invalid_type", message).param(param)
+    }
+
+    pub fn missing(param: &str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "missing_required_parameter", message).param(param)
+    }
+
+    /// A field that would change the answer, but is not built.
+    pub fn unsupported(param: &str, remedy: &str) -> Self {
+        let message = format!("`{param}` is not supported by this server; {remedy}.");
+        Self::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).param(param)
+    }
+
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
+    }
+
+    pub fn shutting_down() -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "The server is shutting down. Try another one.")
+    }
+
+    /// Refused by the engine; `prompt` is the name of the field with the prompt.
+    pub fn refused(error: &SubmitError, prompt: &str) -> Self {
+        let bad = |code, param: &str| Self::new(StatusCode::BAD_REQUEST, code, error.to_string()).param(param);
+        match error {
+            SubmitError::ContextLength { .. } => bad("context_length_exceeded", prompt),
+            SubmitError::Pool { .. } => bad("kv_pool_exceeded", "max_tokens"),
+            SubmitError::TokenOutOfRange { .. } => bad("invalid_value", prompt),
+            SubmitError::ShuttingDown => Self::shutting_down(),
+        }
+    }
+
+    /// The body: `{"error": {…}}`.
+    pub fn body(&self) -> Value {
+        let kind = if self.status.is_client_error() { "invalid_request_error" } else { "server_error" };
+        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+    }
+}
+
+impl From<ChoiceError> for ApiError {
+    fn from(error: ChoiceError) -> Self {
+        match &error {
+            ChoiceError::Request(RequestError::ShuttingDown) => Self::shutting_down(),
+            ChoiceError::Request(RequestError::NotFinite { .. }) => {
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "not_finite", error.to_string())
+            }
+            _ => Self::internal(error.to_string()),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = json_response(self.status, &self.body());
+        let headers = response.headers_mut();
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if matches!(self.status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {
+            // The rest of the body was not read, so the connection cannot be used again.
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}

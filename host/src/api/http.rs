@@ -1,0 +1,94 @@
+//! HTTP apart from the endpoints: bodies in and out, request ids, unknown paths.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use http_body_util::BodyExt;
+use serde_json::Value;
+
+use super::error::ApiError;
+
+/// Largest request body.
+pub const MAX_BODY_BYTES: usize = 32 << 20;
+/// Longest wait for the next part of a body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+const REQUEST_ID: &str = "x-request-id";
+
+pub fn json_response(status: StatusCode, body: &Value) -> Response {
+    let mut response = Response::new(Body::from(body.to_string()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// The body of a request whose content type is JSON or not given.
+pub async fn read_body(request: Request) -> Result<Bytes, ApiError> {
+    check_content_type(request.headers())?;
+    let mut body = request.into_body();
+    let mut bytes = Vec::new();
+    loop {
+        let frame = tokio::time::timeout(BODY_TIMEOUT, body.frame()).await.map_err(|_| {
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", "The request's body did not arrive in time.")
+        })?;
+        let Some(frame) = frame else { return Ok(bytes.into()) };
+        let frame = frame.map_err(|e| {
+            ApiError::new(StatusCode::BAD_REQUEST, "invalid_body", format!("The body could not be read: {e}."))
+        })?;
+        let Ok(data) = frame.into_data() else { continue };
+        if bytes.len() + data.len() > MAX_BODY_BYTES {
+            let message = format!("The body is larger than {MAX_BODY_BYTES} bytes. Send a shorter request.");
+            return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message));
+        }
+        bytes.extend_from_slice(&data);
+    }
+}
+
+fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(value) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
+    let essence = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
+        return Ok(());
+    }
+    let message = format!("The content type `{essence}` is not supported; send application/json.");
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
+}
+
+pub async fn no_such_path(method: Method, uri: Uri) -> ApiError {
+    let message = format!("Unknown URL: {method} {}. The endpoints are listed in docs/http-api.md.", uri.path());
+    ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
+}
+
+pub async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+    let message = format!("{method} is not allowed for {}; see the Allow header.", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}
+
+/// Echo `X-Request-Id`, or make one, and log the request with it.
+pub async fn with_request_id(request: Request, next: Next) -> Response {
+    let usable = |value: &&HeaderValue| value.len() <= 128 && value.to_str().is_ok_and(|text| !text.is_empty());
+    let given = request.headers().get(REQUEST_ID).filter(usable).cloned();
+    let id = given.or_else(|| HeaderValue::from_str(&random_id("req-")).ok());
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let mut response = next.run(request).await;
+    if let Some(id) = id {
+        tracing::info!(request_id = ?id, %method, path, status = response.status().as_u16(), "request");
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
+}
+
+/// 64 bits that differ between calls and processes: the standard library's hasher keys are random.
+pub fn random_u64() -> u64 {
+    RandomState::new().hash_one(std::time::Instant::now())
+}
+
+/// A new id of 128 random bits.
+pub fn random_id(prefix: &str) -> String {
+    format!("{prefix}{:016x}{:016x}", random_u64(), random_u64())
+}

@@ -1,0 +1,48 @@
+//! GET /v1/models and /v1/models/{id}
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::http::json_response;
+use super::state::{AppState, unknown_model};
+use crate::engine::RouteInfo;
+
+pub async fn list(State(state): State<Arc<AppState>>) -> Response {
+    let data: Vec<Value> = state.engine.routes().iter().map(|route| describe(&state, route)).collect();
+    json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
+}
+
+pub async fn one(State(state): State<Arc<AppState>>, Path(id): Path<String>) -> Result<Response, ApiError> {
+    let route = state.engine.find_route(&id).and_then(|route| state.engine.routes().get(route.index()));
+    let route = route.ok_or_else(|| unknown_model(&id))?;
+    Ok(json_response(StatusCode::OK, &describe(&state, route)))
+}
+
+fn describe(state: &AppState, route: &RouteInfo) -> Value {
+    let models = route.models.iter().enumerate().filter_map(|(index, (id, role))| {
+        let model = state.engine.models().get(id.index())?;
+        Some(json!({
+            "name": model.name,
+            "role": role,
+            "entry": index == route.entry,
+            "description": model.description,
+            "max_model_len": model.context,
+        }))
+    });
+    let models: Vec<Value> = models.collect();
+    let longest = models.iter().filter_map(|model| model["max_model_len"].as_u64()).min();
+    json!({
+        "id": route.name,
+        "object": "model",
+        "created": state.started,
+        "owned_by": "tokenrouter",
+        "max_model_len": longest,
+        "policy": route.policy,
+        "models": models,
+    })
+}

@@ -1,0 +1,242 @@
+//! Tolerant reading of request bodies: `null` is absent, whole floats and numerals are integers,
+//! unknown fields are ignored with one warning each. Values out of range are errors that name the field.
+
+use std::collections::HashSet;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::sync::{Mutex, PoisonError};
+
+use axum::http::StatusCode;
+use serde_json::{Map, Value};
+
+use super::error::ApiError;
+
+/// The fields of a JSON object that were not read yet.
+#[derive(Debug)]
+pub struct Fields {
+    map: Map<String, Value>,
+    /// Prepended to names in messages, for example `stream_options.`.
+    prefix: String,
+}
+
+impl Fields {
+    /// The fields of a request's body.
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let invalid = |message: String| ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", message);
+        let value = serde_json::from_slice(body).map_err(|e| invalid(format!("The body is not valid JSON: {e}.")))?;
+        match value {
+            Value::Object(map) => Ok(Self { map, prefix: String::new() }),
+            _ => Err(invalid("The body must be a JSON object.".into())),
+        }
+    }
+
+    /// The fields of the object `value` at `place` in the body.
+    pub fn of(place: &str, value: Value) -> Result<Self, ApiError> {
+        match value {
+            Value::Object(map) => Ok(Self { map, prefix: format!("{place}.") }),
+            other => Err(ApiError::wrong_type(place, "an object", &other)),
+        }
+    }
+
+    /// The name of a field as errors give it.
+    pub fn name(&self, field: &str) -> String {
+        format!("{}{field}", self.prefix)
+    }
+
+    /// Take a field; `None` if absent or null.
+    pub fn take(&mut self, field: &str) -> Option<Value> {
+        self.map.shift_remove(field).filter(|value| !value.is_null())
+    }
+
+    pub fn integer(&mut self, field: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+        let Some(value) = self.take(field) else { return Ok(None) };
+        let name = self.name(field);
+        let number = whole(&value).ok_or_else(|| ApiError::wrong_type(&name, "an integer", &value))?;
+        in_range(&name, number, &range).map(Some)
+    }
+
+    pub fn number(&mut self, field: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, ApiError> {
+        let Some(value) = self.take(field) else { return Ok(None) };
+        let name = self.name(field);
+        let number = real(&value).ok_or_else(|| ApiError::wrong_type(&name, "a number", &value))?;
+        in_range(&name, number, &range).map(Some)
+    }
+
+    pub fn boolean(&mut self, field: &str) -> Result<Option<bool>, ApiError> {
+        let Some(value) = self.take(field) else { return Ok(None) };
+        let flag = match &value {
+            Value::Bool(flag) => Some(*flag),
+            Value::String(text) => text.to_ascii_lowercase().parse().ok(),
+            other => whole(other).and_then(|n| [false, true].get(usize::try_from(n).ok()?).copied()),
+        };
+        flag.map(Some).ok_or_else(|| ApiError::wrong_type(&self.name(field), "a boolean", &value))
+    }
+
+    pub fn string(&mut self, field: &str) -> Result<Option<String>, ApiError> {
+        match self.take(field) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(ApiError::wrong_type(&self.name(field), "a string", &other)),
+        }
+    }
+
+    pub fn list(&mut self, field: &str, most: usize) -> Result<Option<Vec<Value>>, ApiError> {
+        match self.take(field) {
+            None => Ok(None),
+            Some(Value::Array(items)) if items.len() <= most => Ok(Some(items)),
+            Some(Value::Array(items)) => {
+                let name = self.name(field);
+                let message = format!("`{name}` has {} entries; at most {most} are allowed.", items.len());
+                Err(ApiError::value(name, message))
+            }
+            Some(other) => Err(ApiError::wrong_type(&self.name(field), "a list", &other)),
+        }
+    }
+
+    pub fn object(&mut self, field: &str) -> Result<Option<Self>, ApiError> {
+        match self.take(field) {
+            None => Ok(None),
+            Some(value) => Self::of(&self.name(field), value).map(Some),
+        }
+    }
+
+    /// All entries of an object whose keys are data.
+    pub fn entries(self) -> Map<String, Value> {
+        self.map
+    }
+
+    /// Refuse a field that would change the answer but is not built, unless its value asks for nothing.
+    pub fn refuse(&mut self, field: &str, neutral: fn(&Value) -> bool, remedy: &str) -> Result<(), ApiError> {
+        match self.take(field) {
+            Some(value) if !neutral(&value) => Err(ApiError::unsupported(&self.name(field), remedy)),
+            _ => Ok(()),
+        }
+    }
+
+    /// All known fields were read: warn about the others.
+    pub fn finish(self, warned: &Warned) {
+        let place = self.prefix.clone();
+        self.finish_as(&place, warned);
+    }
+
+    /// The same with another name for the object, for those that come in lists.
+    pub fn finish_as(self, place: &str, warned: &Warned) {
+        for (field, _) in self.map.iter().filter(|(_, value)| !value.is_null()) {
+            warned.unknown(&format!("{place}{field}"));
+        }
+    }
+}
+
+/// Values that ask for nothing: false, 0, "", [], {}.
+pub fn nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(flag) => !flag,
+        Value::Number(_) => real(value) == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(map) => map.is_empty(),
+    }
+}
+
+/// An integer, also as `5.0` or `"5"`.
+pub fn whole(value: &Value) -> Option<i64> {
+    let exact = |float: f64| (float.fract() == 0.0 && float.abs() < 9e15).then_some(float as i64);
+    match value {
+        Value::Number(number) => number.as_i64().or_else(|| exact(number.as_f64()?)),
+        Value::String(text) => text.trim().parse().ok().or_else(|| exact(text.trim().parse().ok()?)),
+        _ => None,
+    }
+}
+
+/// A finite number, also as a numeral.
+pub fn real(value: &Value) -> Option<f64> {
+    let number = match value {
+        Value::Number(number) => number.as_f64(),
+        Value::String(text) => text.trim().parse().ok(),
+        _ => None,
+    };
+    number.filter(|number| number.is_finite())
+}
+
+fn in_range<T: PartialOrd + Display>(name: &str, value: T, range: &RangeInclusive<T>) -> Result<T, ApiError> {
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    let message = format!("`{name}` must be between {} and {}, got {value}.", range.start(), range.end());
+    Err(ApiError::value(name, message))
+}
+
+/// Fields that were warned about.
+#[derive(Debug, Default)]
+pub struct Warned(Mutex<HashSet<String>>);
+
+impl Warned {
+    /// Fields remembered; clients cannot make the set grow without end.
+    const MOST: usize = 256;
+
+    fn unknown(&self, field: &str) {
+        let field: String = field.chars().take(64).collect();
+        let mut fields = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if fields.len() < Self::MOST && fields.insert(field.clone()) {
+            tracing::warn!(field, "a request has a field that this server does not know; it is ignored");
+        }
+    }
+
+    #[cfg(test)]
+    pub fn fields(&self) -> Vec<String> {
+        let mut fields: Vec<String> = self.0.lock().unwrap().iter().cloned().collect();
+        fields.sort();
+        fields
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(json: &str) -> Fields {
+        Fields::parse(json.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn tolerant_where_python_servers_are() {
+        let mut f = fields(r#"{"a": 5.0, "b": "5", "c": null, "d": "0.5", "e": 1, "f": "false", "g": 3, "g": 4}"#);
+        assert_eq!(f.integer("a", 0..=9), Ok(Some(5)));
+        assert_eq!(f.integer("b", 0..=9), Ok(Some(5)));
+        assert_eq!(f.integer("c", 0..=9), Ok(None));
+        assert_eq!(f.number("d", 0.0..=1.0), Ok(Some(0.5)));
+        assert_eq!(f.boolean("e"), Ok(Some(true)));
+        assert_eq!(f.boolean("f"), Ok(Some(false)));
+        assert_eq!(f.integer("g", 0..=9), Ok(Some(4)), "the last of two wins");
+        assert_eq!(f.integer("missing", 0..=9), Ok(None));
+    }
+
+    #[test]
+    fn errors_name_the_field() {
+        let mut f = fields(r#"{"a": 5.5, "b": 10, "c": "NaN", "d": {"x": []}, "e": true}"#);
+        assert_eq!(f.integer("a", 0..=9).unwrap_err().code, "invalid_type");
+        assert_eq!(f.integer("b", 0..=9).unwrap_err().param.as_deref(), Some("b"));
+        assert!(f.number("c", 0.0..=1.0).is_err());
+        let mut inner = f.object("d").unwrap().unwrap();
+        assert_eq!(inner.string("x").unwrap_err().param.as_deref(), Some("d.x"));
+        assert!(f.integer("e", 0..=9).is_err());
+    }
+
+    #[test]
+    fn bodies_that_are_not_json_objects() {
+        for body in ["", "{", "[]", "1", "{\"a\": NaN}", "{\"a\": 1e999}", r#"{"a": "\ud83d"}"#, "\u{feff}{}"] {
+            let error = Fields::parse(body.as_bytes()).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.code), (400, "invalid_json"), "{body:?}");
+        }
+        assert!(Fields::parse(b"{\"a\": \"\xff\"}").is_err());
+    }
+
+    #[test]
+    fn unknown_fields_are_remembered_once() {
+        let warned = Warned::default();
+        fields(r#"{"foo": 1, "bar": null}"#).finish(&warned);
+        fields(r#"{"foo": 2}"#).finish(&warned);
+        assert_eq!(warned.fields(), ["foo"]);
+    }
+}

@@ -1,0 +1,128 @@
+//! All choices of one HTTP request at once.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::sync::mpsc;
+
+use super::choice::{Choice, ChoiceError, End, Ending, Entry, Piece};
+use super::error::ApiError;
+use super::params::Generation;
+use super::state::{AppState, Route};
+use crate::request::{NewRequest, TokenId};
+
+/// Most choices of one HTTP request, over all its prompts.
+const MAX_CHOICES: usize = 256;
+/// Pieces that wait for a slow client.
+const BUFFER: usize = 64;
+
+/// What a request asks for besides the shared fields.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Tokens if the request sets no limit; `None`: what the context leaves.
+    pub default_max_tokens: Option<u32>,
+    pub return_signals: bool,
+    /// Field with the prompt, for errors.
+    pub prompt_field: &'static str,
+}
+
+/// Choices being generated. Dropping it cancels all of them.
+pub struct Run {
+    pieces: mpsc::Receiver<(usize, Result<Piece, ChoiceError>)>,
+    pub choices: usize,
+    /// Tokens of the prompts, each counted once.
+    pub prompt_tokens: usize,
+}
+
+/// A complete answer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answer {
+    pub text: String,
+    pub entries: Vec<Entry>,
+    pub end: Option<End>,
+}
+
+impl Run {
+    /// Hand all choices to the engine: those of the first prompt, then those of the next one. Either all
+    /// are accepted or none runs.
+    pub fn start(
+        state: &AppState,
+        route: &Route,
+        prompts: Vec<Vec<TokenId>>,
+        generation: &Generation,
+        options: Options,
+    ) -> Result<Self, ApiError> {
+        let choices = prompts.len() * generation.n;
+        if choices > MAX_CHOICES {
+            let message =
+                format!("{} prompts with n = {} are more than {MAX_CHOICES} choices.", prompts.len(), generation.n);
+            return Err(ApiError::value(options.prompt_field, message));
+        }
+        let prompt_tokens = prompts.iter().map(Vec::len).sum();
+        let ending = Ending {
+            eos: Arc::clone(&route.eos),
+            stop_tokens: generation.sampling.stop_token_ids.clone(),
+            stops: generation.stops.clone(),
+            include_stop: generation.include_stop,
+            min_tokens: generation.sampling.min_tokens,
+        };
+        let mut running = Vec::with_capacity(choices);
+        for prompt in prompts {
+            // At least one, so that a prompt that leaves no room is refused by the engine with the numbers.
+            let left = (route.room as usize).saturating_sub(prompt.len()).max(1) as u32;
+            let default = options.default_max_tokens.map_or(left, |most| most.min(left));
+            for choice in 0..generation.n {
+                let request = NewRequest {
+                    route: route.id,
+                    prompt: prompt.clone(),
+                    max_tokens: generation.max_tokens.unwrap_or(default),
+                    sampling: generation.sampling_of(choice),
+                    return_signals: options.return_signals,
+                };
+                let stream = state.engine.submit(request).map_err(|e| ApiError::refused(&e, options.prompt_field))?;
+                running.push(Choice::new(stream, Arc::clone(&route.text), ending.clone()));
+            }
+        }
+        let (sender, pieces) = mpsc::channel(BUFFER);
+        for (index, choice) in running.into_iter().enumerate() {
+            tokio::spawn(follow(index, choice, sender.clone()));
+        }
+        Ok(Self { pieces, choices, prompt_tokens })
+    }
+
+    /// The next piece of any choice; `None` after the last one.
+    pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, Result<Piece, ChoiceError>)>> {
+        self.pieces.poll_recv(cx)
+    }
+
+    /// All answers, in the order of the choices.
+    pub async fn collect(mut self) -> Result<Vec<Answer>, ApiError> {
+        let mut answers = vec![Answer::default(); self.choices];
+        while let Some((index, piece)) = self.pieces.recv().await {
+            let piece = piece?;
+            if let Some(answer) = answers.get_mut(index) {
+                answer.text.push_str(&piece.text);
+                answer.entries.extend(piece.entries);
+                answer.end = piece.end;
+            }
+        }
+        if answers.iter().any(|answer| answer.end.is_none()) {
+            return Err(ChoiceError::Lost.into());
+        }
+        Ok(answers)
+    }
+}
+
+/// Pass a choice's pieces on until it ends or nobody listens.
+async fn follow(index: usize, mut choice: Choice, sender: mpsc::Sender<(usize, Result<Piece, ChoiceError>)>) {
+    loop {
+        let piece = tokio::select! {
+            () = sender.closed() => return,
+            piece = choice.next() => piece,
+        };
+        let last = piece.as_ref().map_or(true, |piece| piece.end.is_some());
+        if sender.send((index, piece)).await.is_err() || last {
+            return;
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Connections.
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tower::ServiceExt;
+
+use super::state::AppState;
+
+/// How long a connection may take for its headers; this is also how long an idle one stays open. Below
+/// the idle time of common clients, they would meet connections that were just closed.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(120);
+const MAX_HEADERS: usize = 256;
+/// Pause after an accept that failed for want of file descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Serve until `shutdown`, then finish the requests that run. Drop the future to break them off.
+pub async fn serve(listener: TcpListener, state: Arc<AppState>, shutdown: impl Future<Output = ()>) -> io::Result<()> {
+    let (close, closing) = watch::channel(false);
+    let mut connections = JoinSet::new();
+    let mut shutdown = std::pin::pin!(shutdown);
+    let router = super::router(Arc::clone(&state));
+    loop {
+        tokio::select! {
+            () = &mut shutdown => break,
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn(connection(stream, router.clone(), closing.clone()));
+                }
+                Err(error) if concerns_one_connection(&error) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    state.start_draining();
+    close.send_replace(true);
+    while connections.join_next().await.is_some() {}
+    Ok(())
+}
+
+async fn connection(stream: TcpStream, router: axum::Router, mut closing: watch::Receiver<bool>) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY could not be set");
+    }
+    let service = router.map_request(|request: Request<Incoming>| request.map(Body::new));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .max_headers(MAX_HEADERS)
+        // A client that closes its side has gone: its requests are cancelled.
+        .half_close(false)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+    let mut connection = std::pin::pin!(connection);
+    let result = tokio::select! {
+        result = &mut connection => result,
+        () = async { drop(closing.wait_for(|closing| *closing).await) } => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}
+
+fn concerns_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}

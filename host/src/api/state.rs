@@ -1,0 +1,126 @@
+//! What the handlers share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::http::StatusCode;
+
+use super::error::ApiError;
+use super::params::SamplingDefaults;
+use super::reader::{Fields, Warned};
+use crate::engine::{RequestStream, RouteInfo, SubmitError};
+use crate::request::{NewRequest, RouteId, TokenId};
+use crate::runner::{ModelInfo, PAGE_TOKENS};
+use crate::text::ModelText;
+
+/// What the HTTP interface needs of the engine.
+pub trait Submit: Send + Sync {
+    fn models(&self) -> &[ModelInfo];
+    /// The configured routes and every bare model.
+    fn routes(&self) -> &[RouteInfo];
+    fn find_route(&self, name: &str) -> Option<RouteId>;
+    fn submit(&self, request: NewRequest) -> Result<RequestStream, SubmitError>;
+    fn is_ready(&self) -> bool;
+    fn live_requests(&self) -> usize;
+}
+
+/// State of the HTTP interface.
+pub struct AppState {
+    pub engine: Arc<dyn Submit>,
+    /// By model.
+    pub texts: Vec<Arc<ModelText>>,
+    /// By model.
+    pub defaults: Vec<SamplingDefaults>,
+    /// Time between comments that keep a silent stream open.
+    pub keep_alive: Duration,
+    pub(super) started: u64,
+    pub(super) warned: Warned,
+    draining: AtomicBool,
+}
+
+impl AppState {
+    /// `texts` and `defaults` have one entry for each of the engine's models.
+    pub fn new(engine: Arc<dyn Submit>, texts: Vec<Arc<ModelText>>, defaults: Vec<SamplingDefaults>) -> Self {
+        Self {
+            engine,
+            texts,
+            defaults,
+            keep_alive: Duration::from_secs(15),
+            started: unix_time(),
+            warned: Warned::default(),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// From now on `/ready` says no. Requests are still served.
+    pub fn start_draining(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.engine.is_ready() && !self.draining.load(Ordering::Relaxed)
+    }
+
+    /// The route that the `model` field names.
+    pub(super) fn route(&self, fields: &mut Fields) -> Result<Route, ApiError> {
+        let routes = self.engine.routes();
+        let name = match (fields.string("model")?, routes) {
+            (Some(name), _) => name,
+            (None, [only]) => only.name.clone(),
+            (None, _) => {
+                let names: Vec<&str> = routes.iter().map(|route| route.name.as_str()).collect();
+                let message = format!("`model` is required; it is one of: {}.", names.join(", "));
+                return Err(ApiError::missing("model", message));
+            }
+        };
+        let id = self.engine.find_route(&name).ok_or_else(|| unknown_model(&name))?;
+        let route = routes.get(id.0 as usize).ok_or_else(|| ApiError::internal("the route is not in the table"))?;
+        let all = self.engine.models();
+        let models: Vec<&ModelInfo> = route.models.iter().filter_map(|(id, _)| all.get(id.0 as usize)).collect();
+        let entry = route.models.get(route.entry).map(|(id, _)| id.0 as usize);
+        let text = entry.and_then(|entry| self.texts.get(entry)).cloned();
+        let mut eos: Vec<TokenId> = models.iter().flat_map(|model| model.eos.iter().copied()).collect();
+        eos.sort_unstable();
+        eos.dedup();
+        Ok(Route {
+            id,
+            name,
+            text: text.ok_or_else(|| ApiError::internal("the route's entry model has no tokenizer"))?,
+            defaults: entry.and_then(|entry| self.defaults.get(entry)).cloned().unwrap_or_default(),
+            vocab: models.iter().map(|model| model.vocab_size).min().unwrap_or(0),
+            room: models.iter().map(|m| m.context.min(m.pages.saturating_mul(PAGE_TOKENS as u32))).min().unwrap_or(0),
+            eos: eos.into(),
+            model_names: all.iter().map(|model| model.name.clone()).collect(),
+        })
+    }
+}
+
+/// A route as a request sees it.
+#[derive(Clone, Debug)]
+pub struct Route {
+    pub id: RouteId,
+    pub name: String,
+    /// Tokenizer and chat template of the entry model.
+    pub text: Arc<ModelText>,
+    pub defaults: SamplingDefaults,
+    /// Tokens that all models have logits for.
+    pub vocab: u32,
+    /// Most tokens of a sequence at the tightest model.
+    pub room: u32,
+    /// Tokens that end an answer at some model.
+    pub eos: Arc<[TokenId]>,
+    /// Names of all models, by model.
+    pub model_names: Arc<[String]>,
+}
+
+pub fn unknown_model(name: &str) -> ApiError {
+    let shown: String = name.chars().take(200).collect();
+    let message = format!("The model `{shown}` does not exist. GET /v1/models lists the models and routes.");
+    ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).param("model")
+}
+
+/// Seconds since 1970.
+pub fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,166 @@
+//! One model's tokenizer.
+
+use std::path::Path;
+
+use super::TextError;
+use super::bytes::{Lead, Pieces, byte_alphabet};
+use crate::engine::TokenText;
+use crate::request::TokenId;
+
+/// A tokenizer with the bytes of every token laid out for decoding one token at a time.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    /// Bytes of all tokens in one row; token `i` is `arena[ends[i - 1]..ends[i]]`.
+    arena: Vec<u8>,
+    ends: Vec<u32>,
+    kinds: Vec<Kind>,
+    lead: Lead,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// No token has this id.
+    Hole,
+    /// Part of the text.
+    Text,
+    /// Left out of the text.
+    Special,
+}
+
+impl Tokenizer {
+    /// Load `tokenizer.json` from a model's directory.
+    pub fn load(directory: &Path) -> Result<Self, TextError> {
+        let file = directory.join("tokenizer.json");
+        let json = std::fs::read(&file).map_err(|e| {
+            TextError(format!(
+                "{}: {e}. A model directory needs tokenizer.json; save it with AutoTokenizer.from_pretrained(…).save_pretrained(…)",
+                file.display()
+            ))
+        })?;
+        Self::from_json(&json).map_err(|e| TextError(format!("{}: {e}", file.display())))
+    }
+
+    /// Read the text of a `tokenizer.json`.
+    pub fn from_json(json: &[u8]) -> Result<Self, TextError> {
+        let mut inner = tokenizers::Tokenizer::from_bytes(json)
+            .map_err(|e| TextError(format!("not a tokenizer: {e}. Save it anew with a current `tokenizers`")))?;
+        // Both are leftovers of training runs; a server neither cuts nor pads prompts.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|e| TextError(format!("cannot switch truncation off: {e}")))?;
+
+        let decoder = serde_json::to_value(inner.get_decoder())
+            .map_err(|e| TextError(format!("the decoder section cannot be read: {e}")))?;
+        let pieces = Pieces::from_decoder(&decoder)?;
+        let alphabet = byte_alphabet();
+        let added = inner.get_added_tokens_decoder();
+        let mut vocabulary: Vec<(String, TokenId)> = inner.get_vocab(true).into_iter().collect();
+        vocabulary.sort_unstable_by_key(|(_, id)| *id);
+        let size = vocabulary.last().map_or(0, |(_, id)| *id as usize + 1);
+        if size > 1 << 24 {
+            return Err(TextError(format!("token id {} is too large; at most 2^24 tokens are supported", size - 1)));
+        }
+
+        let mut tokenizer =
+            Self { inner, arena: Vec::new(), ends: vec![0; size], kinds: vec![Kind::Hole; size], lead: pieces.lead };
+        let mut vocabulary = vocabulary.iter().peekable();
+        for id in 0..size {
+            // Two texts may share an id (an added token over an entry of the model); the added one counts.
+            while let Some((piece, _)) = vocabulary.next_if(|(_, of)| *of as usize == id) {
+                let token = added.get(&(id as TokenId));
+                if token.is_some_and(|token| token.content != *piece) {
+                    continue;
+                }
+                let special = token.is_some_and(|token| token.special);
+                tokenizer.kinds[id] = if special { Kind::Special } else { Kind::Text };
+                tokenizer.arena.extend(pieces.bytes(piece, &alphabet));
+            }
+            tokenizer.ends[id] = tokenizer.arena.len() as u32;
+        }
+        Ok(tokenizer)
+    }
+
+    /// Tokens of `text` alone.
+    pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, TextError> {
+        self.encode_with(text, false)
+    }
+
+    /// Tokens of `text` with those that the tokenizer adds by itself (such as a beginning-of-sequence token).
+    pub fn encode_with_special_tokens(&self, text: &str) -> Result<Vec<TokenId>, TextError> {
+        self.encode_with(text, true)
+    }
+
+    fn encode_with(&self, text: &str, special: bool) -> Result<Vec<TokenId>, TextError> {
+        let encoding = self.inner.encode_fast(text, special);
+        let encoding = encoding.map_err(|e| TextError(format!("the text cannot be tokenised: {e}")))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Text of `ids`, special tokens left out. The detokeniser's concatenated output is exactly this.
+    pub fn decode(&self, ids: &[TokenId]) -> String {
+        let mut detokenizer = super::Detokenizer::default();
+        let mut text: String = ids.iter().map(|&id| detokenizer.push(self, id)).collect();
+        text.push_str(&detokenizer.flush());
+        text
+    }
+
+    /// One more than the largest token id.
+    pub fn vocab_size(&self) -> usize {
+        self.kinds.len()
+    }
+
+    /// The bytes that `id` stands for, special or not; `None` for an id that no token has.
+    pub fn bytes(&self, id: TokenId) -> Option<&[u8]> {
+        let index = id as usize;
+        if *self.kinds.get(index)? == Kind::Hole {
+            return None;
+        }
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before] as usize);
+        self.arena.get(start..self.ends[index] as usize)
+    }
+
+    /// The bytes that `id` adds to a text: none for special tokens and unknown ids.
+    pub(super) fn text_bytes(&self, id: TokenId) -> &[u8] {
+        match self.kinds.get(id as usize) {
+            Some(Kind::Text) => self.bytes(id).unwrap_or_default(),
+            _ => &[],
+        }
+    }
+
+    /// Whether `id` is left out of texts.
+    pub(super) fn is_silent(&self, id: TokenId) -> bool {
+        self.kinds.get(id as usize) != Some(&Kind::Text)
+    }
+
+    #[cfg(test)]
+    pub(super) fn library(&self) -> &tokenizers::Tokenizer {
+        &self.inner
+    }
+
+    pub(super) fn lead(&self) -> Lead {
+        self.lead
+    }
+
+    /// The id of the token whose text is exactly `text`.
+    pub fn id_of(&self, text: &str) -> Option<TokenId> {
+        // A text that the vocabulary holds as such (special tokens) wins over one that merely decodes to it.
+        let written = self.inner.token_to_id(text).filter(|&id| self.bytes(id) == Some(text.as_bytes()));
+        let decoded = || (0..self.vocab_size() as TokenId).find(|&id| self.bytes(id) == Some(text.as_bytes()));
+        written.or_else(decoded)
+    }
+}
+
+impl TokenText for Tokenizer {
+    fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>> {
+        self.bytes(id).map(<[u8]>::to_vec)
+    }
+
+    fn token_id(&self, text: &str) -> Option<TokenId> {
+        self.id_of(text)
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size()).field("lead", &self.lead).finish()
+    }
+}
