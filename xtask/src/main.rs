@@ -1,1 +1,140 @@
-fn main(){}
+//! `cargo xtask …`: everything that takes more than one `cargo` command.
+
+mod checks;
+mod python;
+mod step;
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+use step::step;
+
+const USAGE: &str = "\
+Usage: cargo xtask COMMAND
+
+Commands:
+  build [--release]    build the server and the plugins
+  serve [-- ARGS]      build them for release, then serve config/demo.toml (ARGS go to `tokenrouter serve`)
+  test                 build everything, then run the tests of Rust, of the documentation and of Python
+  ci                   format, lints and dependencies, then what `test` does
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match arguments.as_slice() {
+        ["build"] => workspace().and_then(|w| w.build(Profile::Dev)),
+        ["build", "--release"] => workspace().and_then(|w| w.build(Profile::Release)),
+        ["serve"] => workspace().and_then(|w| w.serve(&[])),
+        ["serve", "--", rest @ ..] => workspace().and_then(|w| w.serve(rest)),
+        ["test"] => workspace().and_then(|w| w.test()),
+        ["ci"] => workspace().and_then(|w| checks::before_tests(&w).and_then(|()| w.test())),
+        ["help" | "--help" | "-h"] => {
+            print!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        _ => {
+            eprint!("xtask: unknown command `{}`\n\n{USAGE}", arguments.join(" "));
+            return ExitCode::from(2);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Profile {
+    Dev,
+    Release,
+}
+
+/// Where things are.
+struct Workspace {
+    root: PathBuf,
+    target: PathBuf,
+    cargo: PathBuf,
+}
+
+fn workspace() -> Result<Workspace> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask is not in a workspace")?.to_path_buf();
+    // This program is TARGET/PROFILE/xtask.
+    let executable = std::env::current_exe().context("cannot find this program")?;
+    let target = executable.ancestors().nth(2).context("this program is not in a target directory")?.to_path_buf();
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()).into();
+    Ok(Workspace { root, target, cargo })
+}
+
+impl Workspace {
+    fn cargo(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.cargo);
+        command.current_dir(&self.root).args(arguments);
+        // Variables that cargo set for this program would make the inner cargo build things anew.
+        for (name, _) in std::env::vars_os() {
+            let name = name.to_string_lossy();
+            if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST") {
+                command.env_remove(&*name);
+            }
+        }
+        command
+    }
+
+    /// Names of the plugin packages: the directories of `plugins/`.
+    fn plugins(&self) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(self.root.join("plugins")).context("cannot list plugins/")? {
+            let path = entry?.path();
+            if let (true, Some(name)) = (path.join("Cargo.toml").is_file(), path.file_name()) {
+                names.push(format!("tokenrouter-plugin-{}", name.to_string_lossy()));
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn build(&self, profile: Profile) -> Result<()> {
+        let plugins = self.plugins()?;
+        let mut arguments = vec!["build", "--package", "tokenrouter"];
+        for plugin in &plugins {
+            arguments.extend(["--package", plugin]);
+        }
+        let mut title = format!("building the server and {} plugins", plugins.len());
+        if let Profile::Release = profile {
+            arguments.push("--release");
+            title += " for release (the first time takes minutes)";
+        }
+        step(&title, &mut self.cargo(&arguments))
+    }
+
+    fn serve(&self, arguments: &[&str]) -> Result<()> {
+        self.build(Profile::Release)?;
+        let program = self.target.join("release").join("tokenrouter");
+        // The program takes this one's place, so that signals reach it.
+        let error =
+            Command::new(&program).current_dir(&self.root).args(["serve", "config/demo.toml"]).args(arguments).exec();
+        bail!("cannot start {}: {error}", program.display())
+    }
+
+    fn test(&self) -> Result<()> {
+        // The same selection as the test run, so that nothing is built twice with other features.
+        let build = ["build", "--workspace", "--lib", "--bins", "--tests"];
+        step("building the workspace, plugins and tests (the first time takes minutes)", &mut self.cargo(&build))?;
+        if self.cargo(&["nextest", "--version"]).output().is_ok_and(|o| o.status.success()) {
+            step("running the Rust tests", &mut self.cargo(&["nextest", "run", "--workspace"]))?;
+        } else {
+            eprintln!(
+                "xtask: cargo-nextest is not installed (`cargo install cargo-nextest --locked`); using `cargo test`"
+            );
+            step("running the Rust tests", &mut self.cargo(&["test", "--workspace", "--lib", "--bins", "--tests"]))?;
+        }
+        let documentation = ["test", "--doc", "--package", "tokenrouter-plugin-api"];
+        step("running the examples in the plugin API's documentation", &mut self.cargo(&documentation))?;
+        python::tests(self)
+    }
+}

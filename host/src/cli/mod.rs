@@ -1,1 +1,6 @@
+//! The commands of the program.
 
+mod args;
+mod output;
+mod plan;
+mod printer;

@@ -1,1 +1,162 @@
+//! The configuration: a TOML file into typed, checked values. Every error is one line that names
+//! place, field, value and remedy.
+//!
+//! Reading (`read`) is pure: text and environment in, values out. Finding things on disk (`locate`)
+//! is apart from it.
 
+mod error;
+mod locate;
+mod read;
+mod tree;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub use error::{ConfigError, Origin};
+pub use locate::{HubCache, model_directory, plugin_directories};
+pub use tree::ENV_PREFIX;
+
+use crate::engine::OnError;
+
+/// A checked configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The file, as given.
+    pub file: PathBuf,
+    pub server: ServerConfig,
+    /// Where bare plugin names are looked up; `None`: the usual places.
+    pub plugin_dirs: Option<Vec<PathBuf>>,
+    /// At least one, in the order of the file.
+    pub models: Vec<ModelConfig>,
+    /// In the order of the file.
+    pub routes: Vec<RouteConfig>,
+}
+
+/// `[server]`
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerConfig {
+    pub host: IpAddr,
+    pub port: u16,
+    /// Largest body of a request.
+    pub max_body_bytes: usize,
+    /// How long running requests may go on after the signal to stop.
+    pub drain_timeout: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            host: IpAddr::from([127, 0, 0, 1]),
+            port: 30000,
+            max_body_bytes: 16 << 20,
+            drain_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Where a model is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    Cpu,
+}
+
+/// How many tokens a model's K/V pool holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pool {
+    Pages(u32),
+    Tokens(u64),
+    Bytes(u64),
+}
+
+/// `[models.NAME]`
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    pub name: String,
+    /// As written; see [`model_directory`].
+    pub path: String,
+    pub device: Device,
+    /// Requests needed before a forward starts, indexed by active requests less one; never empty.
+    pub min_batch: Vec<u32>,
+    pub max_wait: Duration,
+    pub pool: Pool,
+    pub max_rows: u32,
+    pub prefill_chunk: u32,
+    /// Lowers the model's own context.
+    pub context: Option<u32>,
+    /// Where `path` was written.
+    pub origin: Origin,
+}
+
+/// `[routes.NAME]`
+#[derive(Clone, Debug, PartialEq)]
+pub struct RouteConfig {
+    pub name: String,
+    /// A bare name, or a path to a library.
+    pub plugin: String,
+    /// Lower-case hexadecimal digest that the library must have.
+    pub sha256: Option<String>,
+    /// Models as indices into [`Config::models`], with roles, in the policy's order.
+    pub models: Vec<(usize, String)>,
+    /// Index into `models`.
+    pub entry: usize,
+    pub on_error: OnError,
+    pub settings: serde_json::Value,
+    /// Where the route's table begins.
+    pub origin: Origin,
+    /// Where `plugin` was written.
+    pub plugin_origin: Origin,
+}
+
+impl Config {
+    /// Read and check `file`, with the overrides among `variables`.
+    pub fn load(file: &Path, variables: &BTreeMap<String, String>) -> Result<Self, ConfigError> {
+        let name = file.display().to_string();
+        let fail = |message: String| ConfigError { file: name.clone(), origin: None, message };
+        let bytes = std::fs::read(file).map_err(|e| {
+            fail(match e.kind() {
+                std::io::ErrorKind::NotFound => {
+                    "there is no such file; give the path of a configuration, for example config/demo.toml".into()
+                }
+                _ => format!("cannot be read: {e}"),
+            })
+        })?;
+        let text = String::from_utf8(bytes).map_err(|e| {
+            let valid = e.utf8_error().valid_up_to();
+            let line = e.as_bytes()[..valid].iter().filter(|b| **b == b'\n').count() + 1;
+            let message = "is not UTF-8 text; a configuration is a TOML file".into();
+            ConfigError { file: name.clone(), origin: Some(Origin::Line(line)), message }
+        })?;
+        Self::parse(&text, file, variables)
+    }
+
+    /// Read and check `text`; `file` is its name.
+    pub fn parse(text: &str, file: &Path, variables: &BTreeMap<String, String>) -> Result<Self, ConfigError> {
+        read::config(text, file, variables).map_err(|fault| fault.in_file(&file.display().to_string()))
+    }
+
+    /// Directory that relative paths of the file start from.
+    pub fn directory(&self) -> &Path {
+        match self.file.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        }
+    }
+
+    /// An error at `origin`.
+    pub fn error(&self, origin: &Origin, message: impl Into<String>) -> ConfigError {
+        ConfigError { file: self.file.display().to_string(), origin: Some(origin.clone()), message: message.into() }
+    }
+}
+
+/// The process's variables, for [`Config::load`].
+pub fn environment() -> BTreeMap<String, String> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
+        .filter(|(name, _)| name.starts_with(ENV_PREFIX))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

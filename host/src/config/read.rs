@@ -1,0 +1,295 @@
+//! From the tree to [`Config`]. Pure.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::error::{Fault, Origin, suggestion};
+use super::tree::{self, Field, Key, Section};
+use super::{Config, Device, ModelConfig, Pool, RouteConfig, ServerConfig};
+use crate::engine::OnError;
+
+const DEFAULT_POOL: Pool = Pool::Bytes(512 << 20);
+const DEFAULT_MAX_WAIT: Duration = Duration::from_millis(50);
+const DEFAULT_MAX_ROWS: u32 = 256;
+const DEFAULT_PREFILL_CHUNK: u32 = 128;
+
+pub(super) fn config(text: &str, file: &Path, variables: &BTreeMap<String, String>) -> Result<Config, Fault> {
+    let mut root = tree::parse(text)?;
+    tree::override_from_env(&mut root, variables)?;
+    let mut root = Field { name: String::new(), node: root }.section()?;
+
+    let server = root.take("server").map(|f| server(f.section()?)).transpose()?.unwrap_or_default();
+    let plugin_dirs = root
+        .take("plugin_dirs")
+        .map(|f| f.array("strings")?.iter().map(|d| Ok(PathBuf::from(d.text()?))).collect::<Result<Vec<_>, Fault>>())
+        .transpose()?;
+    let models = root.take("models").map(named).transpose()?.unwrap_or_default();
+    let routes = root.take("routes").map(named).transpose()?.unwrap_or_default();
+    root.end()?;
+
+    let models = models.into_iter().map(|(key, field)| model(key, field)).collect::<Result<Vec<_>, _>>()?;
+    if models.is_empty() {
+        let message = "no model is configured; add a table [models.NAME] with `path = \"DIRECTORY\"`".into();
+        return Err(Fault { origin: None, message });
+    }
+    let routes = routes.into_iter().map(|(key, field)| route(key, field, &models)).collect::<Result<Vec<_>, _>>()?;
+    Ok(Config { file: file.into(), server, plugin_dirs, models, routes })
+}
+
+/// The tables of `[models]` or `[routes]`. Names are what clients write in `model`.
+fn named(field: Field) -> Result<Vec<(Key, Field)>, Fault> {
+    let entries = field.section()?.rest();
+    for (key, entry) in &entries {
+        let fits = |c: char| c.is_ascii_alphanumeric() || "-_.:/@+".contains(c);
+        if key.name.is_empty() || key.name.len() > 128 || !key.name.chars().all(fits) {
+            let message = format!(
+                "[{}.{:?}]: a name has 1 to 128 letters, digits or - _ . : / @ + and nothing else",
+                field.name, key.name
+            );
+            return Err(Fault::at(&key.origin, message));
+        }
+        entry.section()?;
+    }
+    Ok(entries)
+}
+
+fn server(mut section: Section) -> Result<ServerConfig, Fault> {
+    let mut server = ServerConfig::default();
+    if let Some(field) = section.take("host") {
+        server.host = field.text()?.parse().map_err(|_| {
+            field.fault("must be an IP address to listen at: \"127.0.0.1\" for this machine alone, \"0.0.0.0\" for all")
+        })?;
+    }
+    if let Some(field) = section.take("port") {
+        // 0 lets the system choose; the port is printed.
+        server.port = field.integer(0..=65535)? as u16;
+    }
+    if let Some(field) = section.take("max_body_bytes") {
+        server.max_body_bytes = field.integer(1024..=1 << 32)? as usize;
+    }
+    if let Some(field) = section.take("drain_timeout") {
+        server.drain_timeout = Duration::from_secs_f64(field.number(0.0..=86400.0)?);
+    }
+    section.end()?;
+    Ok(server)
+}
+
+fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
+    let mut section = field.section()?;
+    let Some(path) = section.take("path") else {
+        return Err(section.fault("has no `path`; add `path = \"DIRECTORY\"` or `path = \"ORG/NAME\"`"));
+    };
+    let device = section.take("device").map(|f| device(&f)).transpose()?.unwrap_or(Device::Cpu);
+    let min_batch = section.take("min_batch").map(|f| ladder(&f)).transpose()?.unwrap_or_else(|| vec![1]);
+    let max_wait = match section.take("max_wait_ms") {
+        Some(field) => Duration::from_secs_f64(field.number(0.0..=60_000.0)? / 1000.0),
+        None => DEFAULT_MAX_WAIT,
+    };
+    let pool = pool(&mut section)?.unwrap_or(DEFAULT_POOL);
+    let max_rows_field = section.take("max_rows");
+    let max_rows = match &max_rows_field {
+        Some(field) => field.integer(1..=65536)? as u32,
+        None => DEFAULT_MAX_ROWS,
+    };
+    let prefill_chunk = match section.take("prefill_chunk") {
+        Some(field) => {
+            let chunk = field.integer(1..=65536)? as u32;
+            if chunk > max_rows {
+                return Err(field.fault(format!("must not be above max_rows ({max_rows})")));
+            }
+            chunk
+        }
+        None => DEFAULT_PREFILL_CHUNK.min(max_rows),
+    };
+    let context = section.take("context").map(|f| f.integer(1..=1 << 30)).transpose()?.map(|c| c as u32);
+    section.end()?;
+    let origin = path.node.origin.clone();
+    let path = path.text()?;
+    Ok(ModelConfig {
+        name: key.name,
+        path,
+        device,
+        min_batch,
+        max_wait,
+        pool,
+        max_rows,
+        prefill_chunk,
+        context,
+        origin,
+    })
+}
+
+fn device(field: &Field) -> Result<Device, Fault> {
+    match field.text()?.as_str() {
+        "auto" | "cpu" => Ok(Device::Cpu),
+        name if name == "cuda" || name.starts_with("cuda:") => {
+            Err(field.fault("this build has no CUDA runner; use \"cpu\" or \"auto\""))
+        }
+        _ => Err(field.fault("must be \"auto\" or \"cpu\"")),
+    }
+}
+
+fn ladder(field: &Field) -> Result<Vec<u32>, Fault> {
+    let step = |f: &Field| Ok(f.integer(1..=4096)? as u32);
+    if !field.is_array() {
+        return Ok(vec![step(field)?]);
+    }
+    let steps = field.array("integers")?;
+    if steps.is_empty() {
+        return Err(field.fault("must have at least one step, for example [1, 2, 2, 3]"));
+    }
+    let ladder = steps.iter().map(step).collect::<Result<Vec<_>, Fault>>()?;
+    for (i, (step, active)) in ladder.iter().zip(1u32..).enumerate() {
+        if *step > active {
+            let message = format!("with {active} active requests a batch of {step} never fills; at most {active}");
+            return Err(steps[i].fault(message));
+        }
+    }
+    Ok(ladder)
+}
+
+/// The size of the K/V pool, given in one of three units.
+fn pool(section: &mut Section) -> Result<Option<Pool>, Fault> {
+    let fields: Vec<(&str, Field)> =
+        ["pages", "kv_tokens", "kv_memory"].into_iter().filter_map(|key| Some((key, section.take(key)?))).collect();
+    if let [(first, _), (_, second), ..] = fields.as_slice() {
+        return Err(second.fault(format!("`{first}` gives the size of the K/V pool already; keep one of them")));
+    }
+    let Some((key, field)) = fields.into_iter().next() else { return Ok(None) };
+    Ok(Some(match key {
+        "pages" => Pool::Pages(field.integer(1..=1 << 30)? as u32),
+        "kv_tokens" => Pool::Tokens(field.integer(1..=1 << 34)? as u64),
+        _ => Pool::Bytes(
+            bytes(&field.text()?)
+                .ok_or_else(|| field.fault("must be a size with its unit, for example \"512MiB\" or \"2GiB\""))?,
+        ),
+    }))
+}
+
+/// A size such as `512MiB` or `1.5 GB`; at least one byte.
+fn bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+    let number: f64 = text[..digits].parse().ok()?;
+    let unit: u64 = match text[digits..].trim() {
+        "B" => 1,
+        "KB" | "kB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "TB" => 1_000_000_000_000,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "TiB" => 1 << 40,
+        _ => return None,
+    };
+    let size = number * unit as f64;
+    (1.0..=1e15).contains(&size).then_some(size as u64)
+}
+
+fn route(key: Key, field: Field, models: &[ModelConfig]) -> Result<RouteConfig, Fault> {
+    if models.iter().any(|m| m.name == key.name) {
+        let message = format!("[{}]: a model has this name and is a route by itself; choose another name", field.name);
+        return Err(Fault::at(&key.origin, message));
+    }
+    let mut section = field.section()?;
+    let Some(plugin) = section.take("plugin") else {
+        return Err(section.fault("has no `plugin`; add `plugin = \"NAME\"` or a path to a library"));
+    };
+    let sha256 = section.take("sha256").map(|f| digest(&f)).transpose()?;
+    let members = members(&mut section, models)?;
+    let entry = match section.take("entry") {
+        Some(field) => {
+            let entry = field.text()?;
+            let names = || members.iter().map(|(m, _)| models[*m].name.as_str());
+            names().position(|name| name == entry).ok_or_else(|| {
+                field
+                    .fault(format!("is not a model of this route: {}", suggestion(&entry, names().collect::<Vec<_>>())))
+            })?
+        }
+        None => 0,
+    };
+    let on_error = match section.take("on_error") {
+        None => OnError::default(),
+        Some(field) => match field.text()?.as_str() {
+            "stay_local" => OnError::StayLocal,
+            "fail_request" => OnError::FailRequest,
+            _ => return Err(field.fault("must be \"stay_local\" or \"fail_request\"")),
+        },
+    };
+    let settings = match section.take("settings") {
+        Some(field) => {
+            field.section()?;
+            field.json()?
+        }
+        None => serde_json::Value::Object(serde_json::Map::new()),
+    };
+    section.end()?;
+    let (name, plugin_origin) = (key.name, plugin.node.origin.clone());
+    Ok(RouteConfig {
+        name,
+        plugin: plugin.text()?,
+        sha256,
+        models: members,
+        entry,
+        on_error,
+        settings,
+        origin: key.origin,
+        plugin_origin,
+    })
+}
+
+fn digest(field: &Field) -> Result<String, Fault> {
+    let digest = field.text()?.to_ascii_lowercase();
+    if digest.len() == 64 && digest.bytes().all(|b| b.is_ascii_hexdigit()) {
+        Ok(digest)
+    } else {
+        Err(field.fault("must be 64 hexadecimal digits, as `sha256sum` prints them"))
+    }
+}
+
+/// The models of a route with their roles: `roles = { MODEL = "ROLE" }`, or `models = ["MODEL"]`
+/// where each name is its role.
+fn members(section: &mut Section, models: &[ModelConfig]) -> Result<Vec<(usize, String)>, Fault> {
+    let index = |field: &Field, origin: &Origin, name: &str| {
+        models.iter().position(|m| m.name == name).ok_or_else(|| {
+            let known: Vec<&str> = models.iter().map(|m| m.name.as_str()).collect();
+            Fault::at(origin, format!("{}: there is no model `{name}`: {}", field.name, suggestion(name, known)))
+        })
+    };
+    let (roles, list) = (section.take("roles"), section.take("models"));
+    let (place, members) = match (roles, list) {
+        (Some(_), Some(list)) => {
+            return Err(list.fault("`roles` names the models already; keep one of them"));
+        }
+        (None, None) => {
+            return Err(
+                section.fault("names no models; add `roles = { MODEL = \"ROLE\", … }` or `models = [\"MODEL\", …]`")
+            );
+        }
+        (Some(roles), None) => {
+            let mut members = Vec::new();
+            for (key, role) in roles.section()?.rest() {
+                members.push((index(&roles, &key.origin, &key.name)?, role.text()?));
+            }
+            (roles, members)
+        }
+        (None, Some(list)) => {
+            let mut members: Vec<(usize, String)> = Vec::new();
+            for item in list.array("strings")? {
+                let name = item.text()?;
+                let model = index(&item, &item.node.origin, &name)?;
+                if members.iter().any(|(m, _)| *m == model) {
+                    return Err(item.fault("is listed twice"));
+                }
+                members.push((model, name));
+            }
+            (list, members)
+        }
+    };
+    if members.is_empty() {
+        return Err(place.fault("must name at least one model"));
+    }
+    Ok(members)
+}

@@ -1,0 +1,406 @@
+use super::*;
+use proptest::prelude::*;
+
+const BASE: &str = r#"
+[models.small]
+path = "small"
+[models.large]
+path = "large"
+"#;
+
+fn variables(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect()
+}
+
+fn parse_with(text: &str, pairs: &[(&str, &str)]) -> Result<Config, String> {
+    Config::parse(text, Path::new("dir/t.toml"), &variables(pairs)).map_err(|e| e.to_string())
+}
+
+fn parse(text: &str) -> Result<Config, String> {
+    parse_with(text, &[])
+}
+
+/// The error of `text`, which must be one line.
+fn error(text: &str) -> String {
+    let message = parse(text).unwrap_err();
+    assert!(!message.contains('\n'), "{message:?}");
+    message
+}
+
+/// The error of `text` behind [`BASE`], whose 5 lines come before it.
+fn more(text: &str) -> String {
+    error(&format!("{BASE}{text}"))
+}
+
+#[test]
+fn everything_that_can_be_written() {
+    let config = parse(
+        r#"
+plugin_dirs = ["lib", "/opt/policies"]
+[server]
+host = "::1"
+port = 8080
+max_body_bytes = 1_000_000
+drain_timeout = 2.5
+[models.small]
+path = "models/small"
+device = "auto"
+min_batch = 3
+pages = 100
+[models.large]
+path = "Org/Large"
+device = "cpu"
+min_batch = [1, 2, 2]
+max_wait_ms = 7
+kv_memory = "1.5GiB"
+max_rows = 64
+prefill_chunk = 16
+context = 512
+[models."x/y-1.5:z"]
+path = "x"
+kv_tokens = 4096
+[routes.r]
+plugin = "./lib/libr.so"
+sha256 = "ABCDEF0123456789abcdef0123456789abcdef0123456789abcdef0123456789"
+roles = { small = "slm", large = "llm" }
+entry = "large"
+on_error = "fail_request"
+[routes.r.settings]
+threshold = 0.5
+list = [1, "two", { three = true }]
+[routes.q]
+plugin = "q"
+models = ["large", "small"]
+"#,
+    )
+    .unwrap();
+    assert_eq!(config.server.host, "::1".parse::<IpAddr>().unwrap());
+    assert_eq!((config.server.port, config.server.max_body_bytes), (8080, 1_000_000));
+    assert_eq!(config.server.drain_timeout, Duration::from_millis(2500));
+    assert_eq!(config.plugin_dirs, Some(vec!["lib".into(), "/opt/policies".into()]));
+    let names: Vec<&str> = config.models.iter().map(|m| m.name.as_str()).collect();
+    assert_eq!(names, ["small", "large", "x/y-1.5:z"]);
+    assert_eq!((config.models[0].pool, &config.models[0].min_batch), (Pool::Pages(100), &vec![3]));
+    let large = &config.models[1];
+    assert_eq!((large.pool, large.context), (Pool::Bytes(3 << 29), Some(512)));
+    assert_eq!((large.max_rows, large.prefill_chunk), (64, 16));
+    assert_eq!((large.max_wait, &large.min_batch), (Duration::from_millis(7), &vec![1, 2, 2]));
+    assert_eq!(config.models[2].pool, Pool::Tokens(4096));
+    let route = &config.routes[0];
+    assert_eq!(route.models, [(0, "slm".to_string()), (1, "llm".to_string())]);
+    assert_eq!((route.entry, route.on_error), (1, OnError::FailRequest));
+    assert_eq!(route.sha256.as_deref(), Some("abcdef0123456789abcdef0123456789abcdef0123456789abcdef0123456789"));
+    assert_eq!(route.settings.to_string(), r#"{"threshold":0.5,"list":[1,"two",{"three":true}]}"#);
+    let route = &config.routes[1];
+    assert_eq!(route.models, [(1, "large".to_string()), (0, "small".to_string())]);
+    assert_eq!((route.entry, route.on_error, route.settings.to_string()), (0, OnError::StayLocal, "{}".into()));
+}
+
+#[test]
+fn defaults() {
+    let config = parse(BASE).unwrap();
+    assert_eq!(config.server, ServerConfig::default());
+    assert_eq!((config.server.host.to_string(), config.server.port), ("127.0.0.1".into(), 30000));
+    let model = &config.models[0];
+    assert_eq!((model.device, &model.min_batch, model.context), (Device::Cpu, &vec![1], None));
+    assert!(config.routes.is_empty());
+}
+
+/// Roles keep the order of the file, which is not that of the alphabet.
+#[test]
+fn order_of_roles() {
+    let text = format!("{BASE}[routes.r]\nplugin = 'p'\n[routes.r.roles]\nsmall = 'a'\nlarge = 'b'\n");
+    assert_eq!(parse(&text).unwrap().routes[0].models, [(0, "a".to_string()), (1, "b".to_string())]);
+    let text = format!("{BASE}[routes.r]\nplugin = 'p'\n[routes.r.roles]\nlarge = 'b'\nsmall = 'a'\n");
+    assert_eq!(parse(&text).unwrap().routes[0].models, [(1, "b".to_string()), (0, "a".to_string())]);
+}
+
+#[test]
+fn messages_about_the_server() {
+    for (line, message) in [
+        ("prot = 1", "unknown key `server.prot`: did you mean `port`?"),
+        ("colour = 1", "unknown key `server.colour`: known are host, port, max_body_bytes, drain_timeout"),
+        ("port = \"80\"", "server.port = \"80\": must be an integer, not a string"),
+        ("port = 65536", "server.port = 65536: must be from 0 to 65535"),
+        ("port = -1", "server.port = -1: must be from 0 to 65535"),
+        ("port = 99999999999999999999", "the integer 99999999999999999999 is too large"),
+        (
+            "host = \"localhost\"",
+            "server.host = \"localhost\": must be an IP address to listen at: \"127.0.0.1\" for this machine alone, \"0.0.0.0\" for all",
+        ),
+        ("host = \"\"", "server.host = \"\": must not be empty"),
+        ("drain_timeout = nan", "server.drain_timeout = NaN: must be from 0 to 86400"),
+        ("drain_timeout = 2020-01-01", "server.drain_timeout = 2020-01-01: must be a number, not a date"),
+        ("max_body_bytes = 1", "server.max_body_bytes = 1: must be from 1024 to 4294967296"),
+    ] {
+        assert_eq!(error(&format!("[server]\n{line}\n{BASE}")), format!("dir/t.toml:2: {message}"));
+    }
+    assert_eq!(error("server = 3"), "dir/t.toml:1: server = 3: must be a table, not an integer");
+}
+
+#[test]
+fn messages_about_models() {
+    let fault = |line: &str| error(&format!("[models.m]\npath = 'm'\n{line}\n"));
+    for (line, message) in [
+        ("pth = 1", "unknown key `models.m.pth`: did you mean `path`?"),
+        ("device = 'cuda:0'", "models.m.device = \"cuda:0\": this build has no CUDA runner; use \"cpu\" or \"auto\""),
+        ("device = 'tpu'", "models.m.device = \"tpu\": must be \"auto\" or \"cpu\""),
+        ("min_batch = 0", "models.m.min_batch = 0: must be from 1 to 4096"),
+        ("min_batch = []", "models.m.min_batch = []: must have at least one step, for example [1, 2, 2, 3]"),
+        ("min_batch = [1, 0]", "models.m.min_batch[1] = 0: must be from 1 to 4096"),
+        ("min_batch = [1, 3]", "models.m.min_batch[1] = 3: with 2 active requests a batch of 3 never fills; at most 2"),
+        ("min_batch = true", "models.m.min_batch = true: must be an integer, not a boolean"),
+        ("max_wait_ms = -0.5", "models.m.max_wait_ms = -0.5: must be from 0 to 60000"),
+        ("pages = 0", "models.m.pages = 0: must be from 1 to 1073741824"),
+        (
+            "kv_memory = '512'",
+            "models.m.kv_memory = \"512\": must be a size with its unit, for example \"512MiB\" or \"2GiB\"",
+        ),
+        (
+            "kv_memory = '0MiB'",
+            "models.m.kv_memory = \"0MiB\": must be a size with its unit, for example \"512MiB\" or \"2GiB\"",
+        ),
+        ("kv_memory = 512", "models.m.kv_memory = 512: must be a string, not an integer"),
+        ("max_rows = 0", "models.m.max_rows = 0: must be from 1 to 65536"),
+        ("context = 0", "models.m.context = 0: must be from 1 to 1073741824"),
+        ("path = 'again'", "not valid TOML: duplicate key"),
+    ] {
+        assert_eq!(fault(line), format!("dir/t.toml:3: {message}"));
+    }
+    assert_eq!(
+        fault("max_rows = 8\nprefill_chunk = 9"),
+        "dir/t.toml:4: models.m.prefill_chunk = 9: must not be above max_rows (8)"
+    );
+    assert_eq!(
+        fault("pages = 8\nkv_tokens = 9"),
+        "dir/t.toml:4: models.m.kv_tokens = 9: `pages` gives the size of the K/V pool already; keep one of them"
+    );
+    assert_eq!(
+        error("\n[models.m]\ndevice = 'cpu'"),
+        "dir/t.toml:2: [models.m]: has no `path`; add `path = \"DIRECTORY\"` or `path = \"ORG/NAME\"`"
+    );
+    assert_eq!(error(""), "dir/t.toml: no model is configured; add a table [models.NAME] with `path = \"DIRECTORY\"`");
+    assert_eq!(error("models.a = 1"), "dir/t.toml:1: models.a = 1: must be a table, not an integer");
+    assert_eq!(
+        error("[models.'a b']\npath = 'x'"),
+        "dir/t.toml:1: [models.\"a b\"]: a name has 1 to 128 letters, digits or - _ . : / @ + and nothing else"
+    );
+    assert_eq!(error("[model.a]\npath = 'x'"), "dir/t.toml:1: unknown key `model`: did you mean `models`?");
+}
+
+#[test]
+fn messages_about_routes() {
+    let route = "[routes.r]\nplugin = 'p'\nmodels = ['small', 'large']\n";
+    for (line, message) in [
+        ("entry = 'smal'", "routes.r.entry = \"smal\": is not a model of this route: did you mean `small`?"),
+        ("on_error = 'retry'", "routes.r.on_error = \"retry\": must be \"stay_local\" or \"fail_request\""),
+        ("sha256 = 'abc'", "routes.r.sha256 = \"abc\": must be 64 hexadecimal digits, as `sha256sum` prints them"),
+        (
+            "roles = { small = 'x' }",
+            "routes.r.models = [\"small\", \"large\"]: `roles` names the models already; keep one of them",
+        ),
+        ("settings = 3", "routes.r.settings = 3: must be a table, not an integer"),
+        ("settings.x = nan", "routes.r.settings.x = NaN: must be a finite number: settings are handed over as JSON"),
+        (
+            "settings.x = [-inf]",
+            "routes.r.settings.x[0] = -inf: must be a finite number: settings are handed over as JSON",
+        ),
+        (
+            "settings.x = 12:00:00",
+            "routes.r.settings.x = 12:00:00: dates are not supported in settings; write a string",
+        ),
+    ] {
+        let line_number = if line.starts_with("roles") { 8 } else { 9 };
+        assert_eq!(more(&format!("{route}{line}\n")), format!("dir/t.toml:{line_number}: {message}"));
+    }
+    for (text, message) in [
+        (
+            "[routes.r]\nplugin = 'p'\nroles = { tiny = 'x' }",
+            "8: routes.r.roles: there is no model `tiny`: known are small, large",
+        ),
+        (
+            "[routes.r]\nplugin = 'p'\nmodels = ['small', 'lrage']",
+            "8: routes.r.models[1]: there is no model `lrage`: did you mean `large`?",
+        ),
+        ("[routes.r]\nplugin = 'p'\nmodels = ['small', 'small']", "8: routes.r.models[1] = \"small\": is listed twice"),
+        ("[routes.r]\nplugin = 'p'\nmodels = []", "8: routes.r.models = []: must name at least one model"),
+        (
+            "[routes.r]\nplugin = 'p'",
+            "6: [routes.r]: names no models; add `roles = { MODEL = \"ROLE\", … }` or `models = [\"MODEL\", …]`",
+        ),
+        (
+            "[routes.r]\nmodels = ['small']",
+            "6: [routes.r]: has no `plugin`; add `plugin = \"NAME\"` or a path to a library",
+        ),
+        (
+            "[routes.small]\nplugin = 'p'",
+            "6: [routes.small]: a model has this name and is a route by itself; choose another name",
+        ),
+        ("[routes.r]\nplugin = 'p'\n[routes.r]", "8: not valid TOML: duplicate key"),
+    ] {
+        assert_eq!(more(text), format!("dir/t.toml:{message}"));
+    }
+}
+
+#[test]
+fn messages_about_syntax() {
+    assert_eq!(
+        error("[server]\nport = \n"),
+        "dir/t.toml:2: not valid TOML: string values must be quoted, expected literal string"
+    );
+    assert!(error("[server\n").starts_with("dir/t.toml:1: not valid TOML: "));
+}
+
+#[test]
+fn the_environment_overrides() {
+    let text = format!("{BASE}[routes.my-route]\nplugin='p'\nmodels=['small']\n[routes.my-route.settings]\nt = 1.0\n");
+    let config = parse_with(
+        &text,
+        &[
+            ("TOKENROUTER__SERVER__PORT", "1234"),
+            ("TOKENROUTER__MODELS__SMALL__MIN_BATCH", "1,2"),
+            ("TOKENROUTER__MODELS__LARGE__PATH", "77"),
+            ("TOKENROUTER__ROUTES__MY_ROUTE__SETTINGS__T", "0.25"),
+            ("TOKENROUTER__ROUTES__MY_ROUTE__SETTINGS__MODE", "fast"),
+            ("TOKENROUTER__PLUGIN_DIRS", "a,b"),
+            ("PATH", "/bin"),
+        ],
+    )
+    .unwrap();
+    assert_eq!(config.server.port, 1234);
+    assert_eq!(config.models[0].min_batch, [1, 2]);
+    assert_eq!(config.models[1].path, "77");
+    assert_eq!(config.routes[0].settings.to_string(), r#"{"t":0.25,"mode":"fast"}"#);
+    assert_eq!(config.plugin_dirs, Some(vec!["a".into(), "b".into()]));
+    for (name, value, message) in [
+        ("TOKENROUTER__SERVER__PORT", "x", "server.port = \"x\": must be an integer"),
+        ("TOKENROUTER__SERVER__PROT", "1", "unknown key `server.prot`: did you mean `port`?"),
+        ("TOKENROUTER__SRVER__PORT", "1", "unknown key `srver`: did you mean `server`?"),
+        ("TOKENROUTER__MODELS__TINY__PATH", "x", "[models] has no `tiny`: known are small, large"),
+        ("TOKENROUTER__MODELS__SMALL", "x", "`models.small` is a table; name one of its keys"),
+        ("TOKENROUTER__MODELS__SMALL__PATH__X", "x", "`MODELS.SMALL.PATH` is not a table"),
+        ("TOKENROUTER__", "x", "must name a key, with `__` between its parts"),
+    ] {
+        let message = format!("environment variable {name}: {message}");
+        assert_eq!(parse_with(BASE, &[(name, value)]).unwrap_err(), message);
+    }
+}
+
+#[test]
+fn files_that_cannot_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let load = |name: &str| Config::load(&dir.path().join(name), &BTreeMap::new()).unwrap_err().to_string();
+    assert!(
+        load("none.toml").ends_with(
+            "none.toml: there is no such file; give the path of a configuration, for example config/demo.toml"
+        )
+    );
+    std::fs::write(dir.path().join("latin.toml"), b"# one\n# caf\xe9\n").unwrap();
+    assert!(load("latin.toml").ends_with("latin.toml:2: is not UTF-8 text; a configuration is a TOML file"));
+    assert!(load("").contains(": cannot be read: "));
+}
+
+#[test]
+fn models_are_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |p: &str| dir.path().join(p);
+    let cache = HubCache::from_env(|name| (name == "HF_HOME").then(|| at("hf")));
+    let find = |path: &str| {
+        let text = format!("[models.m]\npath = {path:?}\n");
+        let config = Config::parse(&text, &at("conf/c.toml"), &BTreeMap::new()).unwrap();
+        model_directory(&config, &config.models[0], &cache).map_err(|e| e.to_string())
+    };
+    std::fs::create_dir_all(at("conf/here/model")).unwrap();
+    std::fs::write(at("conf/file"), "").unwrap();
+    assert_eq!(find("here/model").unwrap(), at("conf/here/model"));
+    let shown = |p: &str| at(p).display().to_string();
+    assert_eq!(
+        find("../not/there").unwrap_err(),
+        format!(
+            "{}:2: models.m.path = \"../not/there\": there is no directory {}; paths are relative to the configuration file",
+            shown("conf/c.toml"),
+            shown("conf/../not/there")
+        )
+    );
+    assert!(find("file").unwrap_err().ends_with("is not a directory; give the directory that holds it"));
+    assert_eq!(
+        find("Org/Name").unwrap_err(),
+        format!(
+            "{}:2: models.m.path = \"Org/Name\": neither the directory {} nor {} in the hub cache exists; get it with `hf download Org/Name`",
+            shown("conf/c.toml"),
+            shown("conf/Org/Name"),
+            shown("hf/hub/models--Org--Name")
+        )
+    );
+    let snapshot = at("hf/hub/models--Org--Name/snapshots/abc123");
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::create_dir_all(at("hf/hub/models--Org--Name/refs")).unwrap();
+    std::fs::write(at("hf/hub/models--Org--Name/refs/main"), "abc123\n").unwrap();
+    assert_eq!(find("Org/Name").unwrap(), snapshot);
+}
+
+#[test]
+fn where_the_hub_cache_is() {
+    let cache = |set: &'static [(&str, &str)]| {
+        HubCache::from_env(|name| set.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()))
+    };
+    assert_eq!(cache(&[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/h")]), HubCache("/c".into()));
+    assert_eq!(cache(&[("HF_HOME", "/h"), ("HOME", "/u")]), HubCache("/h/hub".into()));
+    assert_eq!(cache(&[("HF_HOME", ""), ("HOME", "/u")]), HubCache("/u/.cache/huggingface/hub".into()));
+}
+
+#[test]
+fn plugins_are_looked_up() {
+    let config = parse(BASE).unwrap();
+    let expected: [PathBuf; 2] = ["/bin".into(), "dir/plugins".into()];
+    assert_eq!(plugin_directories(&config, Some(Path::new("/bin/tokenrouter"))), expected);
+    let config = parse(&format!("plugin_dirs = ['x', '/y']{BASE}")).unwrap();
+    let expected: [PathBuf; 2] = ["dir/x".into(), "/y".into()];
+    assert_eq!(plugin_directories(&config, None), expected);
+}
+
+/// Every configuration that the project ships is valid.
+#[test]
+fn shipped_configurations() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config");
+    let files = std::fs::read_dir(directory).unwrap().map(|e| e.unwrap().path());
+    let files: Vec<PathBuf> = files.filter(|f| f.extension().is_some_and(|e| e == "toml")).collect();
+    assert!(files.iter().any(|f| f.ends_with("demo.toml")));
+    for file in files {
+        let config = Config::load(&file, &BTreeMap::new()).unwrap();
+        assert!(!config.routes.is_empty(), "{}", file.display());
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics(text in any::<String>()) {
+        let _ = parse(&text);
+    }
+
+    /// Texts made of the words of configurations come further than arbitrary ones.
+    #[test]
+    fn no_words_panic(words in prop::collection::vec(prop::sample::select(vec![
+        "[", "]", "[[", "]]", "{", "}", "=", ".", ",", "\n", " ", "\"", "'", "\"\"\"", "#", "-1", "0", "1", "1e999", "nan",
+        "0x", "9223372036854775808", "2020-01-01", "true", "server", "port", "host", "models", "routes", "small", "path",
+        "plugin", "roles", "settings", "min_batch", "kv_memory", "\"1GiB\"", "entry", "é", "\u{0}",
+        "[models.small]\npath = 'x'\n", "[routes.r]\nplugin = 'p'\nmodels = ['small']\n",
+    ]), 0..40)) {
+        if let Err(message) = parse(&words.concat()) {
+            prop_assert!(!message.contains('\n'), "{message:?}");
+        }
+    }
+
+    #[test]
+    fn no_variable_panics(name in "[A-Z_]{0,30}", value in any::<String>()) {
+        let _ = parse_with(BASE, &[(&format!("TOKENROUTER__{name}"), &value)]);
+    }
+}
+
+/// Nesting cannot exhaust the stack.
+#[test]
+fn deep_nesting() {
+    let _ = parse(&format!("a = {}", "[".repeat(200_000)));
+    let _ = parse(&format!("{}a = 1", "a.".repeat(200_000)));
+    let _ = parse(&format!("[{}a]", "a.".repeat(200_000)));
+}
