@@ -413,7 +413,7 @@ impl Engine {
             self.shared.count.store(live.len(), Ordering::Release);
         }
         self.shared.post(entry, Message::Submit(Arc::new(RequestSpec { id, new })));
-        Ok(RequestStream { id, events: receiver, shared: self.shared.clone() })
+        Ok(RequestStream { id, events: receiver, shared: Some(self.shared.clone()) })
     }
 }
 
@@ -505,11 +505,20 @@ fn attach(
 pub struct RequestStream {
     pub id: RequestId,
     pub events: UnboundedReceiver<Event>,
-    shared: Arc<Shared>,
+    shared: Option<Arc<Shared>>,
+}
+
+impl RequestStream {
+    /// A stream with no engine behind it: for tests of those who read streams.
+    pub fn unconnected(id: RequestId, events: UnboundedReceiver<Event>) -> Self {
+        Self { id, events, shared: None }
+    }
 }
 
 impl Drop for RequestStream {
     fn drop(&mut self) {
-        self.shared.cancel(self.id);
+        if let Some(shared) = &self.shared {
+            shared.cancel(self.id);
+        }
     }
 }

@@ -72,7 +72,9 @@ impl ApiError {
         match error {
             SubmitError::ContextLength { .. } => bad("context_length_exceeded", prompt),
             SubmitError::Pool { .. } => bad("kv_pool_exceeded", "max_tokens"),
-            SubmitError::TokenOutOfRange { .. } => bad("invalid_value", prompt),
+            SubmitError::TokenOutOfRange { .. } | SubmitError::EmptyPrompt => bad("invalid_value", prompt),
+            SubmitError::NoTokens => bad("invalid_value", "max_tokens"),
+            SubmitError::ModelDown { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, "model_down", error.to_string()),
             SubmitError::ShuttingDown => Self::shutting_down(),
         }
     }
