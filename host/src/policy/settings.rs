@@ -10,8 +10,8 @@ const QUOTE_CHARS: usize = 200;
 /// Check `settings`. The error is one line for each finding: where (a JSON pointer), which value, what is
 /// expected.
 pub fn validate_settings(schema: &str, settings: &Value) -> Result<(), String> {
-    let schema: Value =
-        serde_json::from_str(schema).map_err(|e| format!("the policy's settings schema is not JSON ({e}); ask its author"))?;
+    let schema: Value = serde_json::from_str(schema)
+        .map_err(|e| format!("the policy's settings schema is not JSON ({e}); ask its author"))?;
     let validator = jsonschema::validator_for(&schema)
         .map_err(|e| format!("the policy's settings schema is not a JSON Schema ({e}); ask its author"))?;
     let findings: Vec<String> = validator.iter_errors(settings).map(|error| finding(&schema, &error)).collect();

@@ -46,9 +46,9 @@ fn main() {
             println!("no record");
             continue;
         };
-        let found = Library::load(path, &metadata).map_err(|e| e.to_string()).and_then(|library| {
-            Ok(format!("{} next {:?} {}", library.name(), library.next(), step(&library)?))
-        });
+        let found = Library::load(path, &metadata)
+            .map_err(|e| e.to_string())
+            .and_then(|library| Ok(format!("{} next {:?} {}", library.name(), library.next(), step(&library)?)));
         match found {
             Ok(found) => println!("host {ABI_VERSION} plugin {} {found}", metadata.abi),
             Err(error) => println!("error {error}"),

@@ -55,7 +55,8 @@ impl Policy for Probe {
         let Context { route, model, models, entry, vocab_size, eos, services } = ctx;
         let (bytes, none) = (services.token_bytes(7), services.token_bytes(8));
         let (id, no_id) = (services.token_id("seven"), services.token_id("eight"));
-        let text = format!("{route} {model} {models:?} {entry} {vocab_size} {eos:?} {bytes:?} {none:?} {id:?} {no_id:?}");
+        let text =
+            format!("{route} {model} {models:?} {entry} {vocab_size} {eos:?} {bytes:?} {none:?} {id:?} {no_id:?}");
         services.log(LogLevel::Warn, &text);
         Ok(probe)
     }

@@ -39,7 +39,10 @@ pub enum GateError {
     Class(&'static str),
     #[error("is {0}, not a shared object; set crate-type = [\"cdylib\"] in the plugin's Cargo.toml")]
     NotShared(&'static str),
-    #[error("is built for {theirs}, this server runs on {}; build the plugin for this server's target", machine(MACHINE))]
+    #[error(
+        "is built for {theirs}, this server runs on {}; build the plugin for this server's target",
+        machine(MACHINE)
+    )]
     Machine { theirs: String },
     #[error("is cut off: its {part} ends at byte {end}, the file has {bytes}; copy or build it again")]
     Truncated { part: &'static str, end: u64, bytes: u64 },
