@@ -2,7 +2,45 @@
 //!
 //! A *policy* decides, after each decode step of a model, whether that model goes on with a request
 //! or another one takes over. An author implements [`Policy`] and names the type in
-//! `export_policy!`; everything that crosses the library boundary stays inside this crate.
+//! [`export_policy!`]; everything that crosses the library boundary stays inside this crate.
+//!
+//! A complete plugin, in a crate with `crate-type = ["cdylib"]`:
+//!
+//! ```
+//! use tokenrouter_plugin_api::*;
+//!
+//! /// Where the small model's best token has less than an even chance, the large one writes one token.
+//! struct Doubt {
+//!     large: ModelIndex,
+//! }
+//!
+//! impl Policy for Doubt {
+//!     const NAME: &'static str = "doubt";
+//!
+//!     fn create(ctx: &Context<'_>, _settings: &str) -> Result<Self, PolicyError> {
+//!         let large = ctx.find("llm").ok_or_else(|| PolicyError::new("no model has the role llm"))?;
+//!         Ok(Self { large })
+//!     }
+//!     fn requirements(&self) -> Requirements {
+//!         Requirements::signals(SignalSet::TOP1_PROB)
+//!     }
+//!     fn route(&mut self, batch: &RouteBatch<'_>, out: &mut [Decision]) {
+//!         for (decision, &p) in out.iter_mut().zip(batch.signals.top1_prob) {
+//!             if p < 0.5 {
+//!                 *decision = Decision::to(self.large);
+//!             }
+//!         }
+//!     }
+//!     fn send(&mut self, _request: &RequestView<'_>, _to: ModelIndex) -> Handoff {
+//!         Handoff::drop_candidate().budget(1)
+//!     }
+//! }
+//!
+//! export_policy!(Doubt);
+//! ```
+//!
+//! Settings reach [`Policy::create`] as JSON, checked against [`Policy::SETTINGS_SCHEMA`]; `serde` and
+//! `serde_json` read them.
 //!
 //! This crate knows nothing of the host.
 #![deny(missing_docs)]

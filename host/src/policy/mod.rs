@@ -1,5 +1,10 @@
 //! Policies as the sub-servers see them, wherever they come from.
 
+pub mod native;
+mod settings;
+
+pub use settings::validate_settings;
+
 use tokenrouter_plugin_api::{
     Acceptance, Context, Decision, Handoff, ModelIndex, PeerView, Policy, RequestView, Requirements, RouteBatch, Slot,
 };

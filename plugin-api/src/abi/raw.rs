@@ -177,12 +177,7 @@ pub struct RawRequirements {
 impl From<Requirements> for RawRequirements {
     fn from(from: Requirements) -> Self {
         let Requirements { signals, top_k, token_logits, masked_tokens } = from;
-        Self {
-            token_logits: token_logits.into(),
-            masked_tokens: masked_tokens.into(),
-            signals: signals.bits(),
-            top_k,
-        }
+        Self { token_logits: token_logits.into(), masked_tokens: masked_tokens.into(), signals: signals.bits(), top_k }
     }
 }
 

@@ -101,6 +101,12 @@ pub struct Library {
     changed_float_mode: bool,
 }
 
+impl std::fmt::Debug for Library {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Library").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
 impl Library {
     /// Open the library at `path`, whose record is `metadata`.
     ///

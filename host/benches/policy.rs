@@ -1,0 +1,84 @@
+//! One call of a policy's `route` hook, in a loaded library and linked in. Build the plugin for the same
+//! profile first: `cargo build --release -p tokenrouter-plugin-rstitch`.
+
+use std::hint::black_box;
+
+use anyhow::Context as _;
+use criterion::{BenchmarkId, Criterion};
+use tokenrouter::policy::native::NativePlugin;
+use tokenrouter::policy::{Linked, PolicyFactory};
+use tokenrouter_plugin_api::{
+    Context, Decision, LogLevel, ModelDescription, ModelIndex, Policy, PolicyError, RouteBatch, Services,
+    SignalColumns, TokenId,
+};
+
+/// The rule of R-Stitch at its small model.
+struct Threshold;
+
+impl Policy for Threshold {
+    const NAME: &'static str = "threshold";
+    fn create(_: &Context<'_>, _: &str) -> Result<Self, PolicyError> {
+        Ok(Self)
+    }
+    fn route(&mut self, batch: &RouteBatch<'_>, out: &mut [Decision]) {
+        for (decision, &entropy) in out.iter_mut().zip(batch.signals.entropy_norm) {
+            if entropy > 0.03 {
+                *decision = Decision::to(1);
+            }
+        }
+    }
+}
+
+struct NoServices;
+
+impl Services for NoServices {
+    fn token_bytes(&self, _: TokenId) -> Option<Vec<u8>> {
+        None
+    }
+    fn token_id(&self, _: &str) -> Option<TokenId> {
+        None
+    }
+    fn log(&self, _: LogLevel, _: &str) {}
+}
+
+fn measure(criterion: &mut Criterion, name: &str, factory: &dyn PolicyFactory) -> anyhow::Result<()> {
+    let models = ["slm", "llm"].map(|role| ModelDescription { name: role.to_owned(), role: role.to_owned() });
+    let context =
+        Context { route: "r", model: 0, models: &models, entry: 0, vocab_size: 10, eos: &[], services: &NoServices };
+    let mut policy = factory.create(&context, "{}")?;
+    let mut group = criterion.benchmark_group(name);
+    for rows in [1, 16, 256] {
+        let (ids, ones) = ((0..rows as u64).collect::<Vec<_>>(), vec![1 as ModelIndex; rows]);
+        let entropy: Vec<f32> = (0..rows).map(|row| row as f32 * 0.007 % 0.1).collect();
+        let batch = RouteBatch {
+            request_ids: &ids,
+            slots: &ones,
+            seeds: &ids,
+            positions: &ones,
+            candidates: &ones,
+            drafts: &ones,
+            last_models: &ones,
+            signals: SignalColumns { entropy_norm: &entropy, ..SignalColumns::default() },
+        };
+        let mut out = vec![Decision::STAY; rows];
+        group.bench_function(BenchmarkId::from_parameter(rows), |bencher| {
+            bencher.iter(|| {
+                out.fill(Decision::STAY);
+                policy.route(black_box(&batch), &mut out).is_ok()
+            });
+        });
+    }
+    group.finish();
+    Ok(())
+}
+
+fn main() -> anyhow::Result<()> {
+    let exe = std::env::current_exe()?;
+    let built = exe.ancestors().nth(2).context("the benchmark is not in target/<profile>/deps")?;
+    let plugin = NativePlugin::load(&built.join("librstitch.so"), None)?;
+    let mut criterion = Criterion::default().configure_from_args();
+    measure(&mut criterion, "policy/native", &plugin)?;
+    measure(&mut criterion, "policy/linked", &Linked::<Threshold>::default())?;
+    criterion.final_summary();
+    Ok(())
+}
