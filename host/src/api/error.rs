@@ -74,7 +74,9 @@ impl ApiError {
             SubmitError::Pool { .. } => bad("kv_pool_exceeded", "max_tokens"),
             SubmitError::TokenOutOfRange { .. } | SubmitError::EmptyPrompt => bad("invalid_value", prompt),
             SubmitError::NoTokens => bad("invalid_value", "max_tokens"),
-            SubmitError::ModelDown { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, "model_down", error.to_string()),
+            SubmitError::ModelDown { .. } => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "model_down", error.to_string())
+            }
             SubmitError::ShuttingDown => Self::shutting_down(),
         }
     }

@@ -25,7 +25,7 @@ use axum::routing::{get, post};
 
 pub use params::SamplingDefaults;
 pub use serve::serve;
-pub use state::{AppState, Submit};
+pub use state::AppState;
 
 /// All endpoints.
 pub fn router(state: Arc<AppState>) -> Router {

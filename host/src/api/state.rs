@@ -9,25 +9,14 @@ use axum::http::StatusCode;
 use super::error::ApiError;
 use super::params::SamplingDefaults;
 use super::reader::{Fields, Warned};
-use crate::engine::{RequestStream, RouteInfo, SubmitError};
-use crate::request::{NewRequest, RouteId, TokenId};
+use crate::engine::Engine;
+use crate::request::{RouteId, TokenId};
 use crate::runner::{ModelInfo, PAGE_TOKENS};
 use crate::text::ModelText;
 
-/// What the HTTP interface needs of the engine.
-pub trait Submit: Send + Sync {
-    fn models(&self) -> &[ModelInfo];
-    /// The configured routes and every bare model.
-    fn routes(&self) -> &[RouteInfo];
-    fn find_route(&self, name: &str) -> Option<RouteId>;
-    fn submit(&self, request: NewRequest) -> Result<RequestStream, SubmitError>;
-    fn is_ready(&self) -> bool;
-    fn live_requests(&self) -> usize;
-}
-
 /// State of the HTTP interface.
 pub struct AppState {
-    pub engine: Arc<dyn Submit>,
+    pub engine: Arc<Engine>,
     /// By model.
     pub texts: Vec<Arc<ModelText>>,
     /// By model.
@@ -41,7 +30,7 @@ pub struct AppState {
 
 impl AppState {
     /// `texts` and `defaults` have one entry for each of the engine's models.
-    pub fn new(engine: Arc<dyn Submit>, texts: Vec<Arc<ModelText>>, defaults: Vec<SamplingDefaults>) -> Self {
+    pub fn new(engine: Arc<Engine>, texts: Vec<Arc<ModelText>>, defaults: Vec<SamplingDefaults>) -> Self {
         Self {
             engine,
             texts,
@@ -88,8 +77,8 @@ impl AppState {
             name,
             text: text.ok_or_else(|| ApiError::internal("the route's entry model has no tokenizer"))?,
             defaults: entry.and_then(|entry| self.defaults.get(entry)).cloned().unwrap_or_default(),
-            vocab: models.iter().map(|model| model.vocab_size).min().unwrap_or(0),
-            room: models.iter().map(|m| m.context.min(m.pages.saturating_mul(PAGE_TOKENS as u32))).min().unwrap_or(0),
+            vocab: route.vocab_size,
+            room: models.iter().map(|m| m.pages.saturating_mul(PAGE_TOKENS as u32)).fold(route.context, u32::min),
             eos: eos.into(),
             model_names: all.iter().map(|model| model.name.clone()).collect(),
         })

@@ -1,0 +1,180 @@
+//! Requests that are refused.
+
+use axum::body::Body;
+use axum::http::Request;
+use serde_json::{Value, json};
+
+use super::fixture::{Server, chat, completion, json_of, post};
+
+/// Every error has the body that OpenAI's clients read.
+fn check(status: u16, body: &Value, wanted: u16, code: &str, param: Option<&str>) {
+    let error = &body["error"];
+    assert_eq!((status, error["code"].as_str()), (wanted, Some(code)), "{body}");
+    assert_eq!(error["param"].as_str(), param, "{body}");
+    assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()));
+    assert_eq!(error["type"], if wanted < 500 { "invalid_request_error" } else { "server_error" });
+}
+
+#[tokio::test]
+async fn http() {
+    let server = Server::saying("ok");
+    let get = |path: &str| Request::get(path).body(Body::empty()).unwrap();
+    let cases = [
+        (get("/v1/none"), 404, "not_found"),
+        (get("/"), 404, "not_found"),
+        (get("/v1/completions"), 405, "method_not_allowed"),
+        (Request::delete("/v1/models").body(Body::empty()).unwrap(), 405, "method_not_allowed"),
+        (post("/v1/completions", "{"), 400, "invalid_json"),
+        (post("/v1/completions", ""), 400, "invalid_json"),
+        (post("/v1/completions", "[1]"), 400, "invalid_json"),
+        (post("/v1/completions", r#"{"prompt": "\ud83d"}"#), 400, "invalid_json"),
+        (post("/v1/completions", "[".repeat(100_000)), 400, "invalid_json"),
+        (post("/v1/completions", vec![b' '; (32 << 20) + 1]), 413, "payload_too_large"),
+    ];
+    for (request, status, code) in cases {
+        let name = format!("{} {}", request.method(), request.uri());
+        let response = server.send(request).await;
+        assert!(response.headers().contains_key("x-request-id"));
+        if status == 405 {
+            assert!(response.headers().contains_key("allow"), "{name}");
+        }
+        let (got, body) = json_of(response).await;
+        check(got, &body, status, code, None);
+    }
+}
+
+#[tokio::test]
+async fn content_types() {
+    let server = Server::saying("ok");
+    let send = |kind: Option<&'static str>| {
+        let mut request = Request::post("/v1/completions");
+        if let Some(kind) = kind {
+            request = request.header("content-type", kind);
+        }
+        server.send(request.body(Body::from(completion().to_string())).unwrap())
+    };
+    for kind in [None, Some("application/json; charset=utf-8"), Some("Application/JSON"), Some("application/x+json")] {
+        assert_eq!(send(kind).await.status(), 200, "{kind:?}");
+    }
+    for kind in ["text/plain", "application/x-www-form-urlencoded", "", "é"] {
+        let (status, body) = json_of(send(Some(kind)).await).await;
+        check(status, &body, 415, "unsupported_media_type", None);
+    }
+}
+
+#[tokio::test]
+async fn fields() {
+    let server = Server::saying("ok");
+    let (chats, completions) = ("/v1/chat/completions", "/v1/completions");
+    let message = |message: Value| json!([message]);
+    let cases = [
+        (chats, "model", json!("none"), 404, "model_not_found", "model"),
+        (chats, "model", Value::Null, 400, "missing_required_parameter", "model"),
+        (chats, "model", json!(5), 400, "invalid_type", "model"),
+        (chats, "messages", Value::Null, 400, "missing_required_parameter", "messages"),
+        (chats, "messages", json!([]), 400, "invalid_value", "messages"),
+        (chats, "messages", json!("Hi"), 400, "invalid_type", "messages"),
+        (chats, "messages", json!(["Hi"]), 400, "invalid_type", "messages[0]"),
+        (chats, "messages", json!([123]), 400, "invalid_type", "messages[0]"),
+        (chats, "messages", json!([{}]), 400, "missing_required_parameter", "messages[0].role"),
+        (chats, "messages", message(json!({"role": 1, "content": ""})), 400, "invalid_type", "messages[0].role"),
+        (chats, "messages", message(json!({"role": "x", "content": ""})), 400, "invalid_value", "messages[0].role"),
+        (chats, "messages", message(json!({"role": "user"})), 400, "missing_required_parameter", "messages[0].content"),
+        (chats, "messages", message(json!({"role": "user", "content": 5})), 400, "invalid_type", "messages[0].content"),
+        (
+            chats,
+            "messages",
+            message(json!({"role": "user", "content": [{"type": "image_url"}]})),
+            400,
+            "invalid_value",
+            "messages[0].content[0].type",
+        ),
+        (chats, "stream_options", json!({"include_usage": true}), 400, "invalid_value", "stream_options"),
+        (chats, "top_logprobs", json!(5), 400, "invalid_value", "top_logprobs"),
+        (chats, "tools", json!([{"type": "function"}]), 400, "unsupported_parameter", "tools"),
+        (chats, "n", json!(0), 400, "invalid_value", "n"),
+        (chats, "max_tokens", json!(100_000), 400, "context_length_exceeded", "messages"),
+        (completions, "prompt", Value::Null, 400, "missing_required_parameter", "prompt"),
+        (completions, "prompt", json!(""), 400, "invalid_value", "prompt"),
+        (completions, "prompt", json!([]), 400, "invalid_value", "prompt"),
+        (completions, "prompt", json!([[]]), 400, "invalid_value", "prompt"),
+        (completions, "prompt", json!([1, 2048]), 400, "invalid_value", "prompt"),
+        (completions, "prompt", json!([-1]), 400, "invalid_value", "prompt"),
+        (completions, "prompt", json!([1, "Hi"]), 400, "invalid_value", "prompt"),
+        (completions, "prompt", json!({"a": 1}), 400, "invalid_type", "prompt"),
+        (completions, "prompt", json!(vec![vec![1]; 257]), 400, "invalid_value", "prompt"),
+        (completions, "prompt", json!("word ".repeat(300)), 400, "context_length_exceeded", "prompt"),
+        (completions, "logprobs", json!(1_000_000_000), 400, "invalid_value", "logprobs"),
+        (completions, "echo", json!(true), 400, "unsupported_parameter", "echo"),
+        (completions, "suffix", json!("x"), 400, "unsupported_parameter", "suffix"),
+        (
+            "/generate",
+            "sampling_params",
+            json!({"temperature": -1}),
+            400,
+            "invalid_value",
+            "sampling_params.temperature",
+        ),
+        ("/generate", "input_ids", Value::Null, 400, "missing_required_parameter", "text"),
+    ];
+    for (path, field, value, status, code, param) in cases {
+        let mut body = match path {
+            "/v1/chat/completions" => chat(),
+            "/generate" => json!({"model": "pair"}),
+            _ => completion(),
+        };
+        body[field] = value;
+        // A stream that cannot start is refused in the same way.
+        for stream in [false, true] {
+            if field != "stream_options" {
+                body["stream"] = stream.into();
+            }
+            let (got, error) = server.json(path, body.clone()).await;
+            check(got, &error, status, code, Some(param));
+        }
+    }
+    assert_eq!(server.state.engine.live_requests(), 0);
+}
+
+#[tokio::test]
+async fn the_words_that_clients_look_for() {
+    let server = Server::saying("ok");
+    let (_, error) = server.json("/v1/completions", json!({"model": "pair", "prompt": "a ".repeat(400)})).await;
+    let message = error["error"]["message"].as_str().unwrap().to_lowercase();
+    assert!(message.contains("this model's maximum context length is 256 tokens"), "{message}");
+}
+
+#[tokio::test]
+async fn unknown_fields_are_ignored() {
+    let server = Server::saying("ok");
+    let mut body = chat();
+    (body["foo"], body["user"], body["messages"][0]["bar"]) = (json!(1), json!("me"), json!(2));
+    server.ok("/v1/chat/completions", body).await;
+    assert_eq!(server.state.warned.fields(), ["foo", "messages[].bar"]);
+}
+
+#[tokio::test]
+async fn request_ids() {
+    let server = Server::saying("ok");
+    let mut request = post("/v1/completions", completion().to_string());
+    request.headers_mut().insert("x-request-id", "mine".parse().unwrap());
+    assert_eq!(server.send(request).await.headers()["x-request-id"], "mine");
+}
+
+#[tokio::test]
+async fn readiness_is_not_liveness() {
+    let server = Server::saying("ok");
+    let get = |path: &str| server.send(Request::get(path).body(Body::empty()).unwrap());
+    assert_eq!(get("/ready").await.status(), 200);
+    server.state.start_draining();
+    let response = get("/ready").await;
+    assert!(response.headers().contains_key("retry-after"));
+    let (status, body) = json_of(response).await;
+    check(status, &body, 503, "not_ready", None);
+    assert_eq!(get("/health").await.status(), 200);
+    server.ok("/v1/completions", completion()).await;
+
+    server.state.engine.stop_accepting();
+    let (status, body) = server.json("/v1/completions", completion()).await;
+    check(status, &body, 503, "shutting_down", None);
+}

@@ -1,0 +1,7 @@
+//! The router called directly, on the real engine with models that recite.
+
+mod answers;
+mod choices;
+mod errors;
+mod fixture;
+mod streams;
