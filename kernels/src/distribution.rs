@@ -63,7 +63,7 @@ fn maximum(logits: &[f32]) -> Option<f32> {
     let mut bad = [0u32; PANEL];
     let each = |m: &mut f32, bad: &mut u32, v: f32| {
         *m = if v > *m { v } else { *m };
-        *bad |= u32::from(!(v < f32::INFINITY));
+        *bad |= u32::from(v.is_nan() | (v == f32::INFINITY));
     };
     for chunk in chunks {
         for l in 0..PANEL {

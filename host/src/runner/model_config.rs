@@ -409,3 +409,25 @@ pub(crate) fn read_json<T: serde::de::DeserializeOwned>(file: &Path) -> Result<O
         .map(Some)
         .map_err(|e| LoadError::new(file, format!("is not what was expected ({e}); download the file again")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn linear_scaling_divides_all_frequencies() {
+        assert_eq!(RopeScaling::Linear { factor: 4.0 }.apply(1.0), 0.25);
+        assert_eq!(RopeScaling::None.apply(0.5), 0.5);
+    }
+
+    #[test]
+    fn llama3_scaling_keeps_the_fast_and_divides_the_slow() {
+        let scaling =
+            RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8192.0 };
+        assert_eq!(scaling.apply(1.0), 1.0);
+        assert_eq!(scaling.apply(1e-5), 1e-5 / 8.0);
+        // Where the context has 2.5 turns, halfway between the two.
+        let middle = 2.5 * std::f64::consts::TAU / 8192.0;
+        assert!((scaling.apply(middle) - middle * (0.5 / 8.0 + 0.5)).abs() < 1e-12);
+    }
+}

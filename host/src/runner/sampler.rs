@@ -235,3 +235,6 @@ impl Columns {
         push(SignalSet::CANDIDATE_PROB, |c| &mut c.candidate_prob, &|_, _, logprob| logprob.exp());
     }
 }
+
+#[cfg(test)]
+mod tests;
