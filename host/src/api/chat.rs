@@ -23,7 +23,7 @@ const NAMES: Names = Names { max_tokens: &["max_completion_tokens", "max_tokens"
 const MAX_MESSAGES: usize = 4096;
 
 pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let mut fields = Fields::parse(&read_body(request).await?)?;
+    let mut fields = Fields::parse(&read_body(request, state.max_body_bytes).await?)?;
     let route = state.route(&mut fields)?;
     refuse_unbuilt(&mut fields)?;
     let mut generation = Generation::read(&mut fields, NAMES, &route.defaults, route.vocab)?;

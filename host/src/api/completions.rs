@@ -23,7 +23,7 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 const MAX_PROMPTS: usize = 256;
 
 pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let mut fields = Fields::parse(&read_body(request).await?)?;
+    let mut fields = Fields::parse(&read_body(request, state.max_body_bytes).await?)?;
     let route = state.route(&mut fields)?;
     refuse_unbuilt(&mut fields)?;
     let mut generation = Generation::read(&mut fields, NAMES, &route.defaults, route.vocab)?;

@@ -22,7 +22,7 @@ const NAMES: Names = Names { max_tokens: &["max_new_tokens"], min_tokens: "min_n
 const DEFAULT_MAX_TOKENS: u32 = 128;
 
 pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let mut fields = Fields::parse(&read_body(request).await?)?;
+    let mut fields = Fields::parse(&read_body(request, state.max_body_bytes).await?)?;
     let route = state.route(&mut fields)?;
     let unbuilt = ["input_embeds", "image_data", "audio_data", "return_logprob", "return_hidden_states", "lora_path"];
     for field in unbuilt {

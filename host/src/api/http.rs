@@ -13,8 +13,6 @@ use serde_json::Value;
 
 use super::error::ApiError;
 
-/// Largest request body.
-pub const MAX_BODY_BYTES: usize = 32 << 20;
 /// Longest wait for the next part of a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -28,7 +26,7 @@ pub fn json_response(status: StatusCode, body: &Value) -> Response {
 }
 
 /// The body of a request whose content type is JSON or not given.
-pub async fn read_body(request: Request) -> Result<Bytes, ApiError> {
+pub async fn read_body(request: Request, max_bytes: usize) -> Result<Bytes, ApiError> {
     check_content_type(request.headers())?;
     let mut body = request.into_body();
     let mut bytes = Vec::new();
@@ -41,8 +39,8 @@ pub async fn read_body(request: Request) -> Result<Bytes, ApiError> {
             ApiError::new(StatusCode::BAD_REQUEST, "invalid_body", format!("The body could not be read: {e}."))
         })?;
         let Ok(data) = frame.into_data() else { continue };
-        if bytes.len() + data.len() > MAX_BODY_BYTES {
-            let message = format!("The body is larger than {MAX_BODY_BYTES} bytes. Send a shorter request.");
+        if bytes.len() + data.len() > max_bytes {
+            let message = format!("The body is larger than {max_bytes} bytes. Send a shorter request.");
             return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message));
         }
         bytes.extend_from_slice(&data);

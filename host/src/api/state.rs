@@ -23,6 +23,8 @@ pub struct AppState {
     pub defaults: Vec<SamplingDefaults>,
     /// Time between comments that keep a silent stream open.
     pub keep_alive: Duration,
+    /// Largest request body.
+    pub max_body_bytes: usize,
     pub(super) started: u64,
     pub(super) warned: Warned,
     draining: AtomicBool,
@@ -36,6 +38,7 @@ impl AppState {
             texts,
             defaults,
             keep_alive: Duration::from_secs(15),
+            max_body_bytes: 32 << 20,
             started: unix_time(),
             warned: Warned::default(),
             draining: AtomicBool::new(false),

@@ -1,0 +1,196 @@
+"""OpenAI's own client against the server."""
+
+import openai
+import pytest
+
+QUESTION = "A set has 23 stamps for 30 dollars each. Albert orders 8 sets. What is the price?"
+MESSAGES = [{"role": "user", "content": QUESTION}]
+KOREAN = [{"role": "user", "content": "서울에 사과가 47개 있어요. 😀 몇 개예요?"}]
+
+
+def chat(client, model, **fields):
+    return client.chat.completions.create(model=model, **({"messages": MESSAGES, "max_tokens": 48} | fields))
+
+
+def streamed(client, model, **fields):
+    """Text of each choice, finish reasons by choice, and the usage."""
+    texts, finishes, usage = {}, {}, None
+    for chunk in chat(client, model, stream=True, stream_options={"include_usage": True}, **fields):
+        if chunk.usage is not None:
+            usage = chunk.usage
+            assert chunk.choices == []
+        for choice in chunk.choices:
+            assert choice.index not in finishes, "nothing comes after the end"
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+            if choice.finish_reason:
+                finishes[choice.index] = choice.finish_reason
+    return texts, finishes, usage
+
+
+def test_models(client):
+    ids = [model.id for model in client.models.list()]
+    assert {"small", "large", "rstitch"} <= set(ids)
+    for name in ids:
+        assert client.models.retrieve(name).id == name
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("none")
+
+
+def test_chat(client, model):
+    answer = chat(client, model)
+    choice = answer.choices[0]
+    assert answer.object == "chat.completion" and answer.model == model
+    assert choice.message.role == "assistant" and choice.message.content
+    usage = answer.usage
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert sum(usage.tokens_by_model.values()) == usage.completion_tokens
+    assert choice.finish_reason == ("length" if usage.completion_tokens == 48 else "stop")
+
+
+def test_demo_models_are_greedy_by_default(client, model):
+    if model == "me":
+        pytest.skip("this policy draws a model for each token")
+    assert chat(client, model).choices[0].message.content == chat(client, model).choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"messages": KOREAN},
+        {"temperature": 1.5, "n": 3},
+        {"stop": ["\n", "is"]},
+        {"max_tokens": 1},
+        {"temperature": 1, "logprobs": True, "top_logprobs": 3},
+        {"max_tokens": 400},
+    ],
+    ids=lambda fields: ",".join(fields) or "plain",
+)
+def test_streams_say_what_whole_answers_say(client, model, fields):
+    fields = {"seed": 7} | fields
+    whole = chat(client, model, **fields)
+    texts, finishes, usage = streamed(client, model, **fields)
+    for choice in whole.choices:
+        assert texts[choice.index].encode() == choice.message.content.encode()
+        assert finishes[choice.index] == choice.finish_reason
+    assert (usage.prompt_tokens, usage.completion_tokens) == (whole.usage.prompt_tokens, whole.usage.completion_tokens)
+    assert usage.tokens_by_model == whole.usage.tokens_by_model
+
+
+def test_characters_spread_over_tokens(client, model, byte_tokens):
+    """Only bytes of some characters can come, so characters are made of several tokens, or broken."""
+    for text, seed in [("😀", 1), ("한국어", 2), ("é", 3), ("ď😀한", 4)]:
+        bias = {str(byte_tokens[b]): 100 for b in text.encode()}
+        fields = {"logit_bias": bias, "temperature": 2, "seed": seed, "max_tokens": 40}
+        fields["extra_body"] = {"ignore_eos": True, "repetition_penalty": 1.0}
+        whole = chat(client, model, **fields).choices[0].message.content
+        assert any(ord(c) > 127 for c in whole), whole
+        texts, _, _ = streamed(client, model, **fields)
+        assert texts[0].encode() == whole.encode()
+
+
+def test_several_choices(client, model):
+    answer = chat(client, model, n=4, temperature=2, seed=1)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert len({choice.message.content for choice in answer.choices}) > 1
+    again = chat(client, model, n=4, temperature=2, seed=1)
+    assert [c.message.content for c in again.choices] == [c.message.content for c in answer.choices]
+    alone = chat(client, model, temperature=2, seed=1)
+    assert alone.choices[0].message.content == answer.choices[0].message.content
+
+
+def test_no_seed_means_a_random_one(client):
+    texts = {chat(client, "small", temperature=2).choices[0].message.content for _ in range(3)}
+    assert len(texts) > 1
+
+
+def test_logprobs(client, model):
+    answer = chat(client, model, logprobs=True, top_logprobs=3, temperature=0)
+    content = answer.choices[0].logprobs.content
+    assert len(content) == answer.usage.completion_tokens
+    shown = content[:-1] if answer.choices[0].finish_reason == "stop" else content
+    assert b"".join(bytes(t.bytes) for t in shown).decode() == answer.choices[0].message.content
+    for token in content:
+        assert token.logprob <= 0
+        assert token.token in [top.token for top in token.top_logprobs]
+        if model in ("small", "large"):
+            assert token.top_logprobs[0].token == token.token, "greedy takes the best"
+
+
+def test_stop(client, model):
+    whole = chat(client, model).choices[0].message.content
+    stop = whole[5:9]
+    choice = chat(client, model, stop=stop).choices[0]
+    assert choice.message.content == whole[: whole.index(stop)]
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
+    if model == "me":
+        return
+    kept = chat(client, model, stop=[stop], extra_body={"include_stop_str_in_output": True}).choices[0]
+    assert kept.message.content == whole[: whole.index(stop) + len(stop)]
+
+
+def test_routing(client):
+    answer = chat(client, "rstitch", max_tokens=200, extra_body={"return_routing": True})
+    choice = answer.choices[0]
+    assert "".join(entry["text"] for entry in choice.routing) == choice.message.content
+    counts = {}
+    for entry in choice.routing:
+        counts[entry["model"]] = counts.get(entry["model"], 0) + 1
+    assert counts == answer.usage.tokens_by_model
+    assert set(counts) == {"small", "large"} and answer.usage.handoffs > 0
+    assert any(entry["signals"] for entry in choice.routing)
+
+    routed, text = [], ""
+    for chunk in chat(client, "rstitch", max_tokens=200, stream=True, extra_body={"return_routing": True}):
+        for part in chunk.choices:
+            text += part.delta.content or ""
+            routed += getattr(part, "routing", None) or []
+    assert text == choice.message.content
+    assert routed == choice.routing
+
+
+def test_completions(client, model):
+    fields = {"model": model, "max_tokens": 8, "temperature": 0, "seed": 5}
+    whole = client.completions.create(prompt="The total is", logprobs=2, **fields)
+    logprobs = whole.choices[0].logprobs
+    lengths = {len(logprobs.tokens), len(logprobs.token_logprobs), len(logprobs.top_logprobs), len(logprobs.text_offset)}
+    assert lengths == {whole.usage.completion_tokens}
+    text = whole.choices[0].text
+    assert "".join(c.choices[0].text for c in client.completions.create(prompt="The total is", stream=True, **fields)) == text
+    batch = client.completions.create(prompt=["The total is", "The total is"], **fields)
+    assert [c.text for c in batch.choices] == [text, text]
+    ids = client.completions.create(prompt=[[285, 449, 297]], **fields)
+    assert ids.choices[0].text == text and ids.usage.prompt_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "fields"),
+    [
+        (openai.NotFoundError, {"model": "none"}),
+        (openai.BadRequestError, {"temperature": -1}),
+        (openai.BadRequestError, {"top_p": 2}),
+        (openai.BadRequestError, {"n": 0}),
+        (openai.BadRequestError, {"n": 10**9}),
+        (openai.BadRequestError, {"stop": ""}),
+        (openai.BadRequestError, {"messages": []}),
+        (openai.BadRequestError, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        (openai.BadRequestError, {"logit_bias": {"99999": 1}}),
+        (openai.BadRequestError, {"extra_body": {"stop_token_ids": [99999]}}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors(client, error, fields, stream):
+    with pytest.raises(error) as caught:
+        chat(client, **({"model": "small", "stream": stream} | fields))
+    assert isinstance(caught.value.code, str)
+    if "extra_body" not in fields:
+        assert caught.value.param == next(iter(fields))
+    assert caught.value.request_id
+
+
+def test_too_long(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, "small", messages=[{"role": "user", "content": "word " * 5000}])
+    assert caught.value.code == "context_length_exceeded"
+    assert "maximum context length is 2048 tokens" in caught.value.message
