@@ -77,16 +77,42 @@ def test_streams_say_what_whole_answers_say(client, model, fields):
     assert usage.tokens_by_model == whole.usage.tokens_by_model
 
 
-def test_characters_spread_over_tokens(client, model, byte_tokens):
-    """Only bytes of some characters can come, so characters are made of several tokens, or broken."""
-    for text, seed in [("😀", 1), ("한국어", 2), ("é", 3), ("ď😀한", 4)]:
-        bias = {str(byte_tokens[b]): 100 for b in text.encode()}
-        fields = {"logit_bias": bias, "temperature": 2, "seed": seed, "max_tokens": 40}
-        fields["extra_body"] = {"ignore_eos": True, "repetition_penalty": 1.0}
+def dictated(text, byte_tokens):
+    """Fields that make a model write the bytes of `text`, one token each.
+
+    The bias orders the bytes; the penalty puts each out of the running once it was written.
+    """
+    data = text.encode()
+    assert len(set(data)) == len(data) <= 4, "each byte can come once"
+    bias = {str(byte_tokens[b]): 100 - 20 * place for place, b in enumerate(data)}
+    penalty = {"repetition_penalty": 100, "ignore_eos": True}
+    return {"logit_bias": bias, "temperature": 0, "max_tokens": len(data), "extra_body": penalty}
+
+
+@pytest.mark.parametrize("text", ["😀", "한", "é", "한x"])
+def test_characters_spread_over_tokens(client, model, byte_tokens, text):
+    fields = dictated(text, byte_tokens)
+    whole = chat(client, model, **fields)
+    assert whole.choices[0].message.content == text
+    assert whole.usage.completion_tokens == len(text.encode())
+    chunks = list(chat(client, model, stream=True, **fields))
+    deltas = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices[0].delta.content]
+    assert "".join(deltas) == text
+    assert deltas[0] == text[0], "a character comes in one piece"
+
+    fields["max_tokens"] = len(text[0].encode()) - 1
+    assert chat(client, model, **fields).choices[0].message.content == "\ufffd"
+    assert streamed(client, model, **fields)[0][0] == "\ufffd"
+
+
+def test_random_bytes(client, model, byte_tokens):
+    """Bytes of some characters in any order: most are broken, and streams break them alike."""
+    for seed in range(4):
+        bias = {str(byte_tokens[b]): 100 for b in "ď😀한".encode()}
+        fields = {"logit_bias": bias, "temperature": 2, "seed": seed, "extra_body": {"ignore_eos": True}}
         whole = chat(client, model, **fields).choices[0].message.content
         assert any(ord(c) > 127 for c in whole), whole
-        texts, _, _ = streamed(client, model, **fields)
-        assert texts[0].encode() == whole.encode()
+        assert streamed(client, model, **fields)[0][0].encode() == whole.encode()
 
 
 def test_several_choices(client, model):

@@ -59,6 +59,7 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
     let choices: Vec<Value> = answers.iter().enumerate().map(|(index, answer)| shape.choice(index, answer)).collect();
     let mut body = shape.envelope("chat.completion", choices);
     body["usage"] = usage.to_json();
+    usage.log(&shape.id, &shape.route);
     Ok(json_response(StatusCode::OK, &body))
 }
 
@@ -266,6 +267,7 @@ impl Encoder for ChatStream {
     }
 
     fn close(&mut self) -> Vec<Value> {
+        self.usage.log(&self.shape.id, &self.shape.route);
         if !self.shape.include_usage {
             return Vec::new();
         }

@@ -60,6 +60,7 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
     let choices = answers.iter().enumerate().map(|(index, answer)| shape.choice(index, answer)).collect();
     let mut body = shape.envelope(choices);
     body["usage"] = usage.to_json();
+    usage.log(&shape.id, &shape.route);
     Ok(json_response(StatusCode::OK, &body))
 }
 
@@ -223,6 +224,7 @@ impl Encoder for CompletionStream {
     }
 
     fn close(&mut self) -> Vec<Value> {
+        self.usage.log(&self.shape.id, &self.shape.route);
         if !self.shape.include_usage {
             return Vec::new();
         }

@@ -75,7 +75,13 @@ pub async fn with_request_id(request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let mut response = next.run(request).await;
     if let Some(id) = id {
-        tracing::info!(request_id = ?id, %method, path, status = response.status().as_u16(), "request");
+        let status = response.status().as_u16();
+        // Probes come all the time.
+        if matches!(path.as_str(), "/health" | "/ready") {
+            tracing::debug!(request_id = ?id, %method, path, status, "request");
+        } else {
+            tracing::info!(request_id = ?id, %method, path, status, "request");
+        }
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response

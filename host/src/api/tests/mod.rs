@@ -2,6 +2,7 @@
 
 mod answers;
 mod choices;
+mod connections;
 mod errors;
 mod fixture;
 mod streams;
