@@ -31,7 +31,9 @@ impl Distribution {
             if max == f32::NEG_INFINITY {
                 return None;
             }
-            let argmax = logits.iter().position(|&v| v == max)?;
+            let is_max = |v: &f32| *v == max;
+            let chunk = logits.chunks(PANEL).position(|chunk| chunk.iter().fold(false, |any, v| any | is_max(v)))?;
+            let argmax = chunk * PANEL + logits[chunk * PANEL..].iter().position(is_max)?;
             let (mut sum, mut weighted) = (0.0f64, 0.0f64);
             for block in logits.chunks(BLOCK) {
                 let (s, w) = block_sums(block, max);
