@@ -27,12 +27,13 @@ impl Distribution {
     /// `None` when a logit is NaN or +inf, or when none is above -inf.
     pub fn of(logits: &[f32]) -> Option<Self> {
         Arch::new().dispatch(|| {
-            let max = maximum(logits)?;
+            let (max, second) = largest(logits)?;
             if max == f32::NEG_INFINITY {
                 return None;
             }
-            let argmax = logits.iter().position(|&v| v == max)?;
-            let second = maximum(&logits[..argmax])?.max(maximum(&logits[argmax + 1..])?);
+            let is_max = |v: &f32| *v == max;
+            let chunk = logits.chunks(PANEL).position(|chunk| chunk.iter().fold(false, |any, v| any | is_max(v)))?;
+            let argmax = chunk * PANEL + logits[chunk * PANEL..].iter().position(is_max)?;
             let (mut sum, mut weighted) = (0.0f64, 0.0f64);
             for block in logits.chunks(BLOCK) {
                 let (s, w) = block_sums(block, max);
@@ -55,25 +56,34 @@ impl Distribution {
     }
 }
 
-/// The largest value, `-inf` for none; `None` when one is NaN or +inf.
+/// The two largest values, `-inf` for none; `None` when one is NaN or +inf.
 #[inline(always)]
-fn maximum(logits: &[f32]) -> Option<f32> {
+fn largest(logits: &[f32]) -> Option<(f32, f32)> {
     let (chunks, rest) = logits.as_chunks::<PANEL>();
-    let mut largest = [f32::NEG_INFINITY; PANEL];
+    let (mut first, mut second) = ([f32::NEG_INFINITY; PANEL], [f32::NEG_INFINITY; PANEL]);
     let mut bad = [0u32; PANEL];
-    let each = |m: &mut f32, bad: &mut u32, v: f32| {
-        *m = if v > *m { v } else { *m };
+    let each = |first: &mut f32, second: &mut f32, bad: &mut u32, v: f32| {
+        let loser = if v > *first { *first } else { v };
+        *second = if loser > *second { loser } else { *second };
+        *first = if v > *first { v } else { *first };
         *bad |= u32::from(v.is_nan() | (v == f32::INFINITY));
     };
     for chunk in chunks {
         for l in 0..PANEL {
-            each(&mut largest[l], &mut bad[l], chunk[l]);
+            each(&mut first[l], &mut second[l], &mut bad[l], chunk[l]);
         }
     }
     for (l, &v) in rest.iter().enumerate() {
-        each(&mut largest[l], &mut bad[l], v);
+        each(&mut first[l], &mut second[l], &mut bad[l], v);
     }
-    if bad.iter().any(|&b| b != 0) { None } else { Some(largest.iter().fold(f32::NEG_INFINITY, |m, &v| m.max(v))) }
+    if bad.iter().any(|&b| b != 0) {
+        return None;
+    }
+    let mut best = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+    for v in first.into_iter().chain(second) {
+        best = if v > best.0 { (v, best.0) } else { (best.0, best.1.max(v)) };
+    }
+    Some(best)
 }
 
 /// Sums of `e^t` and `t * e^t` with `t = logit - max`.

@@ -22,4 +22,4 @@ pub use elementwise::{add, add_bias, silu_mul};
 pub use linear::{PackedMatrix, linear};
 pub use norm::{rms_norm, rms_norm_in_place};
 pub use rope::{RopeTable, rotate_half};
-pub use top::{select, top};
+pub use top::top;

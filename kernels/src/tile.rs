@@ -23,9 +23,6 @@ pub(crate) fn dots<S: Simd, const N: usize, const R: usize, const P: usize>(
     w: [&[[f32; PANEL]]; P],
 ) -> Sums<S::f32s, N, R, P> {
     let len = x[0].len();
-    if len <= BLOCK {
-        return block::<S, N, R, P>(simd, len, x, w);
-    }
     let mut total = [[[simd.splat_f32s(0.0); N]; P]; R];
     let mut start = 0;
     while start < len {
@@ -64,12 +61,12 @@ fn block<S: Simd, const N: usize, const R: usize, const P: usize>(
     let w = w.map(|p| &p[..len]);
     let mut sums = [[[simd.splat_f32s(0.0); N]; P]; R];
     for k in 0..len {
-        let xs: [S::f32s; R] = std::array::from_fn(|r| simd.splat_f32s(x[r][k]));
-        for p in 0..P {
-            let (registers, _) = S::as_simd_f32s(&w[p][k]);
-            for n in 0..N {
-                for r in 0..R {
-                    sums[r][p][n] = simd.mul_add_e_f32s(xs[r], registers[n], sums[r][p][n]);
+        for r in 0..R {
+            let factor = simd.splat_f32s(x[r][k]);
+            for p in 0..P {
+                let (registers, _) = S::as_simd_f32s(&w[p][k]);
+                for n in 0..N {
+                    sums[r][p][n] = simd.mul_add_e_f32s(factor, registers[n], sums[r][p][n]);
                 }
             }
         }

@@ -1,15 +1,17 @@
 //! The largest values of a row, without sorting all of it.
 
 use crate::tile::PANEL;
-use std::cmp::Ordering;
 
 /// Above this many, selecting by index is faster than inserting.
 const INSERT: usize = 64;
 
-/// Larger values first, then lower indices. NaN must not occur.
+/// Orders larger values first, then lower indices. NaN must not occur.
 #[inline(always)]
-fn better(values: &[f32], a: u32, b: u32) -> Ordering {
-    values[b as usize].partial_cmp(&values[a as usize]).unwrap_or(Ordering::Equal).then(a.cmp(&b))
+fn key(value: f32, index: usize) -> u64 {
+    // Adding 0 makes -0 equal to 0.
+    let bits = (value + 0.0).to_bits();
+    let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    u64::from(!ascending) << 32 | index as u64
 }
 
 /// Indices of the `n` largest values above `-inf`, best first; equal values by ascending index.
@@ -19,8 +21,14 @@ pub fn top(values: &[f32], n: usize, out: &mut Vec<u32>) {
         return;
     }
     if n > INSERT {
-        out.extend((0..values.len() as u32).filter(|&i| values[i as usize] > f32::NEG_INFINITY));
-        select(values, n, out);
+        let possible = values.iter().enumerate().filter(|(_, v)| **v > f32::NEG_INFINITY);
+        let mut keys: Vec<u64> = possible.map(|(i, &v)| key(v, i)).collect();
+        if n < keys.len() {
+            keys.select_nth_unstable(n);
+            keys.truncate(n);
+        }
+        keys.sort_unstable();
+        out.extend(keys.iter().map(|&key| key as u32));
         return;
     }
     let mut worst = f32::NEG_INFINITY;
@@ -41,13 +49,4 @@ pub fn top(values: &[f32], n: usize, out: &mut Vec<u32>) {
             }
         }
     }
-}
-
-/// Keep the `n` best of `indices`, best first.
-pub fn select(values: &[f32], n: usize, indices: &mut Vec<u32>) {
-    if n < indices.len() {
-        indices.select_nth_unstable_by(n, |&a, &b| better(values, a, b));
-        indices.truncate(n);
-    }
-    indices.sort_unstable_by(|&a, &b| better(values, a, b));
 }

@@ -217,13 +217,13 @@ impl ModelConfig {
                 return Err(format!("{name} is {value}; it must be between 1 and {}", u32::MAX));
             }
         }
-        if heads % kv_heads != 0 {
+        if !heads.is_multiple_of(kv_heads) {
             return Err(format!(
                 "num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}; the file is damaged"
             ));
         }
         let head_dim = raw.head_dim.unwrap_or(raw.hidden_size / heads);
-        if head_dim == 0 || head_dim % 2 != 0 {
+        if head_dim == 0 || !head_dim.is_multiple_of(2) {
             return Err(format!("head_dim is {head_dim}; rotary embedding needs an even number above 0"));
         }
         let allowed = raw.max_position_embeddings;

@@ -19,6 +19,8 @@ const MAX_HEADER: u64 = 100 << 20;
 /// Bytes read at a time.
 const CHUNK: usize = 4 << 20;
 
+type Convert = fn(&[u8], &mut [f32]);
+
 /// Called with bytes loaded so far and in total.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
@@ -123,7 +125,7 @@ impl<'a> Weights<'a> {
             );
             return Err(LoadError::new(&shard.path, message));
         }
-        let (width, convert): (usize, fn(&[u8], &mut [f32])) = match info.dtype {
+        let (width, convert): (usize, Convert) = match info.dtype {
             Dtype::BF16 => (2, kernels::bf16_to_f32),
             Dtype::F16 => (2, kernels::f16_to_f32),
             Dtype::F32 => (4, kernels::f32_from_le),
