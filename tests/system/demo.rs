@@ -1,0 +1,91 @@
+//! The demo family, loaded the way the server loads it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokenrouter::engine::{Engine, ModelSetup, OnError, RouteSetup};
+use tokenrouter::policy::{PolicyFactory, native};
+use tokenrouter::request::{Committed, Event, FinishReason, ModelId, NewRequest};
+use tokenrouter::runner::cpu::{CpuRunner, LoadOptions};
+use tokenrouter::text::ModelText;
+
+pub const MODELS: [&str; 3] = ["small", "medium", "large"];
+
+/// The repository.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests lie in the repository").to_path_buf()
+}
+
+/// A plugin built beside the test's executable.
+pub fn plugin(name: &str) -> Arc<dyn PolicyFactory> {
+    let path = std::env::current_exe().expect("a test has an executable");
+    let directory = path.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST");
+    let found = native::find(name, &[directory.to_path_buf()]).expect("built by `cargo xtask test`");
+    Arc::new(native::NativePlugin::load(&found, None).expect("our own plugin loads"))
+}
+
+/// How the engine is set up; the text must not depend on it.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub pages: u32,
+    pub min_batch: Vec<u32>,
+    pub max_rows: usize,
+    pub prefill_chunk: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self { pages: 1024, min_batch: vec![1], max_rows: 512, prefill_chunk: 256 }
+    }
+}
+
+/// An engine over the demo models with `routes`: (name, plugin, settings, models with roles).
+pub fn engine(setup: &Setup, routes: &[(String, &str, serde_json::Value, &[(u32, &str)])]) -> Engine {
+    let models = MODELS.iter().enumerate().map(|(index, name)| {
+        let directory = root().join("models/demo").join(name);
+        let model = ModelId(index as u32);
+        let options = LoadOptions { name: (*name).into(), model, pages: setup.pages, context: None, progress: None };
+        ModelSetup {
+            runner: Box::new(CpuRunner::load(&directory, options).expect("a demo model loads")),
+            text: Arc::new(ModelText::load(&directory).expect("its tokenizer loads").tokenizer),
+            min_batch: setup.min_batch.clone(),
+            max_wait: Duration::from_millis(50),
+            max_rows: setup.max_rows,
+            prefill_chunk: setup.prefill_chunk,
+        }
+    });
+    let routes = routes.iter().map(|(name, policy, settings, models)| RouteSetup {
+        name: name.clone(),
+        models: models.iter().map(|&(model, role)| (ModelId(model), role.to_owned())).collect(),
+        entry: 0,
+        policy: plugin(policy),
+        settings: settings.to_string(),
+        on_error: OnError::FailRequest,
+        excluded: Vec::new(),
+    });
+    Engine::start(models.collect(), routes.collect()).expect("the engine starts")
+}
+
+/// A finished request.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub tokens: Vec<Committed>,
+    pub reason: FinishReason,
+}
+
+/// Run requests at once, each on its own thread.
+pub fn answers(engine: &Engine, requests: Vec<NewRequest>) -> Vec<Answer> {
+    let streams: Vec<_> = requests.into_iter().map(|r| engine.submit(r).expect("accepted")).collect();
+    let read = |mut stream: tokenrouter::engine::RequestStream| {
+        let mut ledger = tokenrouter::request::Ledger::default();
+        loop {
+            match stream.events.blocking_recv() {
+                Some(Event::Committed { start, tokens }) => drop(ledger.enter(start, tokens).expect("one history")),
+                Some(Event::Finished { reason, .. }) => return Answer { tokens: ledger.tokens().to_vec(), reason },
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    streams.into_iter().map(read).collect()
+}

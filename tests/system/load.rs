@@ -1,0 +1,152 @@
+//! 64 streaming clients over HTTP, 1,000 of whose requests are broken off at random: all others get
+//! their whole answer, and nothing is left behind.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokenrouter::api::{AppState, SamplingDefaults, serve};
+use tokenrouter::engine::Engine;
+use tokenrouter::request::ModelId;
+use tokenrouter::text::ModelText;
+use tokenrouter_plugin_api::random::uniform;
+
+use crate::demo::{MODELS, Setup, engine, root};
+
+const CLIENTS: usize = 64;
+const DISCONNECTS: usize = 1000;
+const PROMPTS: [&str; 3] = ["What is 47 * 83?", "What is 1127 / 23?", "What is 905 - 278 + 14?"];
+const ROUTES: [&str; 4] = ["rstitch", "me", "small", "large"];
+
+fn routed(setup: &Setup) -> Engine {
+    let weights = json!({"weights": {"small": 0.5, "medium": 0.3, "large": 0.2}});
+    engine(
+        setup,
+        &[
+            ("rstitch".into(), "rstitch", json!({"threshold": 0.03}), &[(0, "slm"), (2, "llm")]),
+            ("me".into(), "me", weights, &[(0, "small"), (1, "medium"), (2, "large")]),
+        ],
+    )
+}
+
+/// Serve `engine` on a port of its own until the returned sender is dropped.
+fn start(engine: &Arc<Engine>) -> (SocketAddr, tokio::sync::oneshot::Sender<()>, std::thread::JoinHandle<()>) {
+    let load = |name: &&str| Arc::new(ModelText::load(&root().join("models/demo").join(name)).expect("a tokenizer"));
+    let texts = MODELS.iter().map(load).collect();
+    let defaults = MODELS.iter().map(|_| SamplingDefaults::default()).collect();
+    let state = Arc::new(AppState::new(engine.clone(), texts, defaults));
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let (report, address) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+            report.send(listener.local_addr().expect("an address")).expect("the test waits");
+            serve(listener, state, async { drop(stopped.await) }).await.expect("served");
+        });
+    });
+    (address.recv().expect("the server starts"), stop, thread)
+}
+
+fn send(address: SocketAddr, body: &Value) -> TcpStream {
+    let body = body.to_string();
+    let mut stream = TcpStream::connect(address).expect("connected");
+    stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a timeout");
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).expect("sent");
+    stream.write_all(body.as_bytes()).expect("sent");
+    stream
+}
+
+/// The text of a stream that must end well.
+fn text(stream: &mut TcpStream) -> String {
+    let mut raw = String::new();
+    stream.read_to_string(&mut raw).expect("the stream ends");
+    assert!(raw.starts_with("HTTP/1.1 200"), "{raw}");
+    assert!(raw.contains("data: [DONE]"), "a stream without an end: {raw}");
+    let events = raw.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+    let delta = |data: &str| -> String {
+        let chunk: Value = serde_json::from_str(data).expect("JSON");
+        assert!(chunk.get("error").is_none(), "{chunk}");
+        chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default().to_owned()
+    };
+    events.map(delta).collect()
+}
+
+fn body(route: &str, prompt: &str) -> Value {
+    json!({"model": route, "stream": true, "temperature": 0, "seed": 1, "max_tokens": 40,
+           "messages": [{"role": "user", "content": prompt}]})
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    // A pool that is too small for so many, so that replicas are retracted as well.
+    let engine = Arc::new(routed(&Setup { pages: 200, ..Setup::default() }));
+    let (address, stop, server) = start(&engine);
+    let mut expected = HashMap::new();
+    for route in ROUTES {
+        for prompt in PROMPTS {
+            expected.insert((route, prompt), text(&mut send(address, &body(route, prompt))));
+        }
+    }
+    assert!(expected.values().all(|text| !text.is_empty()));
+    let (broken, finished, wrong) = (AtomicUsize::new(0), AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let (broken, finished, wrong, expected) = (&broken, &finished, &wrong, &expected);
+            scope.spawn(move || {
+                let mut draws = 0;
+                let mut draw = || {
+                    draws += 1;
+                    uniform(client as u64, draws, 1 << 20)
+                };
+                while broken.load(Ordering::Relaxed) < DISCONNECTS {
+                    let route = ROUTES[(draw() * ROUTES.len() as f64) as usize];
+                    let prompt = PROMPTS[(draw() * PROMPTS.len() as f64) as usize];
+                    let mut stream = send(address, &body(route, prompt));
+                    if draw() < 0.7 {
+                        // Leave at once, or somewhere in the answer.
+                        let mut rest = (draw() * draw() * 4000.0) as usize;
+                        let mut buffer = [0; 256];
+                        while rest > 0 {
+                            let got = stream.read(&mut buffer[..rest.min(256)]).expect("reads");
+                            if got == 0 {
+                                break;
+                            }
+                            rest -= got;
+                        }
+                        drop(stream);
+                        broken.fetch_add(1, Ordering::Relaxed);
+                    } else {
+                        let got = text(&mut stream);
+                        if got != expected[&(route, prompt)] {
+                            wrong.lock().expect("no panic").push((route, prompt, got));
+                        }
+                        finished.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    assert!(wrong.lock().expect("no panic").is_empty(), "texts changed under load: {wrong:?}");
+    assert!(broken.into_inner() >= DISCONNECTS);
+    assert!(finished.into_inner() >= CLIENTS, "too few requests were left to finish");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let state = || {
+        let of = |model| engine.snapshot(ModelId(model));
+        (0..MODELS.len() as u32).map(of).map(|s| (s.pages_in_use, s.replicas, s.ready, s.policy_slots)).collect::<Vec<_>>()
+    };
+    while engine.live_requests() > 0 || state().iter().any(|s| *s != (0, 0, 0, 0)) {
+        assert!(Instant::now() < deadline, "left behind: {} requests, {:?}", engine.live_requests(), state());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(stop);
+    server.join().expect("the server ends well");
+}
