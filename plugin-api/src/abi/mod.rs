@@ -8,6 +8,7 @@
 //! `unsafe` is allowed in this module and in `host`: a library boundary is raw pointers and symbols,
 //! and nowhere else does an author's or the host's code see one.
 #![allow(unsafe_code)]
+#![cfg_attr(not(feature = "host"), allow(dead_code))] // The reading side is there for hosts alone.
 
 pub(crate) mod glue;
 mod guard;
