@@ -15,7 +15,7 @@ const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
 Commands:
-  build [--release]    build the server and the plugins
+  build [--release]    build the server and the plugins (without --release the tests, too)
   serve [-- ARGS]      build them for release, then serve config/demo.toml (ARGS go to `tokenrouter serve`)
   test                 build everything, then run the tests of Rust, of the documentation and of Python
   ci                   format, lints and dependencies, then what `test` does
@@ -48,6 +48,10 @@ fn main() -> ExitCode {
         }
     }
 }
+
+/// What is built and tested. One selection for all: cargo builds dependencies anew when the features
+/// that a selection needs of them differ.
+const SELECTION: [&str; 4] = ["--workspace", "--lib", "--bins", "--tests"];
 
 #[derive(Clone, Copy)]
 enum Profile {
@@ -100,16 +104,21 @@ impl Workspace {
 
     fn build(&self, profile: Profile) -> Result<()> {
         let plugins = self.plugins()?;
-        let mut arguments = vec!["build", "--package", "tokenrouter"];
-        for plugin in &plugins {
-            arguments.extend(["--package", plugin]);
+        match profile {
+            Profile::Dev => {
+                let title = "building the server, the plugins and the tests (the first time takes minutes)";
+                step(title, &mut self.cargo(&[&["build"], SELECTION.as_slice()].concat()))
+            }
+            Profile::Release => {
+                let mut arguments = vec!["build", "--release", "--package", "tokenrouter"];
+                arguments.extend(plugins.iter().flat_map(|plugin| ["--package", plugin]));
+                let title = format!(
+                    "building the server and {} plugins for release (the first time takes minutes)",
+                    plugins.len()
+                );
+                step(&title, &mut self.cargo(&arguments))
+            }
         }
-        let mut title = format!("building the server and {} plugins", plugins.len());
-        if let Profile::Release = profile {
-            arguments.push("--release");
-            title += " for release (the first time takes minutes)";
-        }
-        step(&title, &mut self.cargo(&arguments))
     }
 
     fn serve(&self, arguments: &[&str]) -> Result<()> {
@@ -122,16 +131,14 @@ impl Workspace {
     }
 
     fn test(&self) -> Result<()> {
-        // The same selection as the test run, so that nothing is built twice with other features.
-        let build = ["build", "--workspace", "--lib", "--bins", "--tests"];
-        step("building the workspace, plugins and tests (the first time takes minutes)", &mut self.cargo(&build))?;
+        self.build(Profile::Dev)?;
         if self.cargo(&["nextest", "--version"]).output().is_ok_and(|o| o.status.success()) {
             step("running the Rust tests", &mut self.cargo(&["nextest", "run", "--workspace"]))?;
         } else {
             eprintln!(
                 "xtask: cargo-nextest is not installed (`cargo install cargo-nextest --locked`); using `cargo test`"
             );
-            step("running the Rust tests", &mut self.cargo(&["test", "--workspace", "--lib", "--bins", "--tests"]))?;
+            step("running the Rust tests", &mut self.cargo(&[&["test"], SELECTION.as_slice()].concat()))?;
         }
         let documentation = ["test", "--doc", "--package", "tokenrouter-plugin-api"];
         step("running the examples in the plugin API's documentation", &mut self.cargo(&documentation))?;

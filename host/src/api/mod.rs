@@ -23,6 +23,8 @@ use std::sync::Arc;
 use axum::Router;
 use axum::routing::{get, post};
 
+pub use answer::{finish_reason, logprob};
+pub use choice::{Choice, ChoiceError, End, Ending, Entry, Piece, Reason};
 pub use params::SamplingDefaults;
 pub use serve::serve;
 pub use state::AppState;

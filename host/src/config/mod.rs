@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use error::{ConfigError, Origin};
+pub use error::{ConfigError, Origin, suggestion};
 pub use locate::{HubCache, model_directory, plugin_directories};
 pub use tree::ENV_PREFIX;
 
@@ -39,20 +39,13 @@ pub struct Config {
 pub struct ServerConfig {
     pub host: IpAddr,
     pub port: u16,
-    /// Largest body of a request.
-    pub max_body_bytes: usize,
     /// How long running requests may go on after the signal to stop.
     pub drain_timeout: Duration,
 }
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        Self {
-            host: IpAddr::from([127, 0, 0, 1]),
-            port: 30000,
-            max_body_bytes: 16 << 20,
-            drain_timeout: Duration::from_secs(30),
-        }
+        Self { host: IpAddr::from([127, 0, 0, 1]), port: 30000, drain_timeout: Duration::from_secs(30) }
     }
 }
 
@@ -107,6 +100,8 @@ pub struct RouteConfig {
     pub origin: Origin,
     /// Where `plugin` was written.
     pub plugin_origin: Origin,
+    /// Where the settings begin; where there are none, the route.
+    pub settings_origin: Origin,
 }
 
 impl Config {

@@ -65,9 +65,6 @@ fn server(mut section: Section) -> Result<ServerConfig, Fault> {
         // 0 lets the system choose; the port is printed.
         server.port = field.integer(0..=65535)? as u16;
     }
-    if let Some(field) = section.take("max_body_bytes") {
-        server.max_body_bytes = field.integer(1024..=1 << 32)? as usize;
-    }
     if let Some(field) = section.take("drain_timeout") {
         server.drain_timeout = Duration::from_secs_f64(field.number(0.0..=86400.0)?);
     }
@@ -218,12 +215,12 @@ fn route(key: Key, field: Field, models: &[ModelConfig]) -> Result<RouteConfig, 
             _ => return Err(field.fault("must be \"stay_local\" or \"fail_request\"")),
         },
     };
-    let settings = match section.take("settings") {
+    let (settings, settings_origin) = match section.take("settings") {
         Some(field) => {
             field.section()?;
-            field.json()?
+            (field.json()?, field.node.origin)
         }
-        None => serde_json::Value::Object(serde_json::Map::new()),
+        None => (serde_json::Value::Object(serde_json::Map::new()), key.origin.clone()),
     };
     section.end()?;
     let (name, plugin_origin) = (key.name, plugin.node.origin.clone());
@@ -237,6 +234,7 @@ fn route(key: Key, field: Field, models: &[ModelConfig]) -> Result<RouteConfig, 
         settings,
         origin: key.origin,
         plugin_origin,
+        settings_origin,
     })
 }
 

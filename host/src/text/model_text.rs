@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use serde_json::{Map, Value};
 
 use super::{ChatTemplate, TemplateError, TextError, Tokenizer};
+use crate::engine::TokenText;
 use crate::request::TokenId;
 
 /// A model's tokenizer, special tokens and chat template.
@@ -103,6 +104,16 @@ impl ModelText {
     /// Tokens of a rendered conversation. The template has written the special tokens; none are added.
     pub fn encode_chat(&self, rendered: &str) -> Result<Vec<TokenId>, TextError> {
         self.tokenizer.encode(rendered)
+    }
+}
+
+impl TokenText for ModelText {
+    fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>> {
+        self.tokenizer.token_bytes(id)
+    }
+
+    fn token_id(&self, text: &str) -> Option<TokenId> {
+        self.tokenizer.token_id(text)
     }
 }
 

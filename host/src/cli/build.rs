@@ -1,0 +1,188 @@
+//! From a configuration to an engine: find everything, check what is cheap to check, then load.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::output::Failure;
+use super::plan::{self, MemoryPlan, ModelPlan};
+use super::progress::Progress;
+use crate::api::SamplingDefaults;
+use crate::config::{self, Config, Device, HubCache, RouteConfig};
+use crate::engine::{Engine, ModelSetup, RouteSetup, StartError};
+use crate::policy::native::{self, NativePlugin};
+use crate::policy::{PolicyFactory, validate_settings};
+use crate::request::{ModelId, TokenId};
+use crate::runner::cpu::{self, CpuRunner, LoadOptions};
+use crate::runner::model_config::ModelConfig as Architecture;
+use crate::text::{ModelText, excluded_tokens};
+
+/// Everything but the weights.
+pub struct Prepared {
+    pub config: Config,
+    /// By model.
+    pub directories: Vec<PathBuf>,
+    /// By model.
+    pub texts: Vec<Arc<ModelText>>,
+    /// By model.
+    pub defaults: Vec<SamplingDefaults>,
+    /// By route of the configuration.
+    pub plugins: Vec<Arc<NativePlugin>>,
+    pub plan: MemoryPlan,
+    /// By route of the configuration.
+    excluded: Vec<Vec<TokenId>>,
+}
+
+/// Find and check all that `config` names, except for the weights.
+pub fn prepare(config: Config) -> Result<Prepared, Failure> {
+    let cache = HubCache::from_env(|name| std::env::var_os(name).map(PathBuf::from));
+    let mut prepared = Prepared {
+        directories: Vec::new(),
+        texts: Vec::new(),
+        defaults: Vec::new(),
+        plugins: Vec::new(),
+        plan: MemoryPlan { models: Vec::new(), available: available_memory() },
+        excluded: Vec::new(),
+        config,
+    };
+    let config = &prepared.config;
+    for model in &config.models {
+        let fault = |message: String| Failure::input(config.error(&model.origin, message));
+        let named = |error: &dyn std::fmt::Display| fault(format!("models.{}: {error}", model.name));
+        let directory = config::model_directory(config, model, &cache).map_err(Failure::input)?;
+        let architecture = Architecture::load(&directory, model.context).map_err(|e| named(&e))?;
+        let Device::Cpu = model.device;
+        let page_bytes = cpu::page_bytes(&architecture);
+        let context = architecture.context as u32;
+        prepared.plan.models.push(ModelPlan {
+            name: model.name.clone(),
+            description: architecture.describe(),
+            weight_bytes: cpu::weight_bytes(&architecture),
+            page_bytes,
+            pages: plan::pages(model.pool, page_bytes, context).map_err(|e| named(&e))?,
+            context,
+        });
+        prepared.texts.push(Arc::new(ModelText::load(&directory).map_err(|e| named(&e))?));
+        prepared.defaults.push(SamplingDefaults::load(&directory).map_err(|e| named(&e))?);
+        prepared.directories.push(directory);
+    }
+    let mut loaded = HashMap::new();
+    let executable = std::env::current_exe().ok();
+    let directories = config::plugin_directories(config, executable.as_deref());
+    for route in &config.routes {
+        prepared.excluded.push(shared_vocabulary(config, route, &prepared.texts)?);
+        let plugin = plugin(config, route, &directories, &mut loaded)?;
+        validate_settings(plugin.settings_schema(), &route.settings).map_err(|e| {
+            Failure::input(config.error(&route.settings_origin, format!("routes.{}.settings: {e}", route.name)))
+        })?;
+        prepared.plugins.push(plugin);
+    }
+    prepared.plan.check().map_err(|e| Failure::input(format!("{}: {e}", config.file.display())))?;
+    Ok(prepared)
+}
+
+/// Tokens that not all models of `route` know, if those they share mean the same.
+fn shared_vocabulary(config: &Config, route: &RouteConfig, texts: &[Arc<ModelText>]) -> Result<Vec<TokenId>, Failure> {
+    let tokenizers: Vec<_> =
+        route.models.iter().map(|(m, _)| (config.models[*m].name.as_str(), &texts[*m].tokenizer)).collect();
+    excluded_tokens(&tokenizers)
+        .map_err(|e| Failure::input(config.error(&route.origin, format!("routes.{}: {e}", route.name))))
+}
+
+/// Load the route's plugin, or take it from `loaded` if another route has it already.
+fn plugin(
+    config: &Config,
+    route: &RouteConfig,
+    directories: &[PathBuf],
+    loaded: &mut HashMap<PathBuf, Arc<NativePlugin>>,
+) -> Result<Arc<NativePlugin>, Failure> {
+    let fault = |message: String| {
+        let message = format!("routes.{}.plugin = {:?}: {message}", route.name, route.plugin);
+        Failure::input(config.error(&route.plugin_origin, message))
+    };
+    if route.plugin.ends_with(".wasm") {
+        return Err(fault("WebAssembly policies are not supported; build the policy as a native library".into()));
+    }
+    let path = if route.plugin.contains('/') || route.plugin.ends_with(".so") {
+        config.directory().join(&route.plugin)
+    } else {
+        native::find(&route.plugin, directories).map_err(|e| fault(e.to_string()))?
+    };
+    if let Some(plugin) = loaded.get(&path)
+        && route.sha256.as_ref().is_none_or(|pin| pin == plugin.sha256())
+    {
+        return Ok(plugin.clone());
+    }
+    let plugin = NativePlugin::load(&path, route.sha256.as_deref()).map_err(|e| fault(e.to_string()))?;
+    let plugin = Arc::new(plugin);
+    loaded.insert(path, plugin.clone());
+    Ok(plugin)
+}
+
+impl Prepared {
+    /// Load the weights and start the engine.
+    pub fn start(&self, progress: &Progress) -> Result<Engine, Failure> {
+        let config = &self.config;
+        let runners = self.load(progress)?;
+        let models = config.models.iter().zip(&self.texts).zip(runners).map(|((model, text), runner)| ModelSetup {
+            runner: Box::new(runner),
+            text: text.clone(),
+            min_batch: model.min_batch.clone(),
+            max_wait: model.max_wait,
+            max_rows: model.max_rows as usize,
+            prefill_chunk: model.prefill_chunk as usize,
+        });
+        let routes =
+            config.routes.iter().zip(&self.plugins).zip(&self.excluded).map(|((route, plugin), excluded)| RouteSetup {
+                name: route.name.clone(),
+                models: route.models.iter().map(|(m, role)| (ModelId(*m as u32), role.clone())).collect(),
+                entry: route.entry,
+                policy: plugin.clone(),
+                settings: route.settings.to_string(),
+                on_error: route.on_error,
+                excluded: excluded.clone(),
+            });
+        Engine::start(models.collect(), routes.collect()).map_err(|error| match &error {
+            StartError::Policy { route, .. } | StartError::Route { route, .. } => {
+                match config.routes.iter().find(|r| r.name == *route) {
+                    Some(known) => Failure::input(config.error(&known.settings_origin, error.to_string())),
+                    None => Failure::input(&error),
+                }
+            }
+            StartError::Thread { .. } => Failure::work(&error),
+        })
+    }
+
+    /// Load all models at the same time.
+    fn load(&self, progress: &Progress) -> Result<Vec<CpuRunner>, Failure> {
+        let load = |index: usize| {
+            let (model, directory) = (&self.config.models[index], &self.directories[index]);
+            let bar = progress.model(&model.name);
+            let mut told = |done: u64, total: u64| bar.advance(done, total);
+            let options = LoadOptions {
+                name: model.name.clone(),
+                model: ModelId(index as u32),
+                pages: self.plan.models[index].pages,
+                context: model.context,
+                progress: Some(&mut told),
+            };
+            let runner = CpuRunner::load(directory, options);
+            bar.finish();
+            runner.map_err(|e| Failure::input(self.config.error(&model.origin, format!("models.{}: {e}", model.name))))
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.config.models.len()).map(|index| scope.spawn(move || load(index))).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|_| Err(Failure::work("loading a model panicked"))))
+                .collect()
+        })
+    }
+}
+
+/// Memory that can be taken, of the machine and of the control group.
+fn available_memory() -> Option<u64> {
+    let read = |path: &str| std::fs::read_to_string(Path::new(path)).ok();
+    let limit = read("/sys/fs/cgroup/memory.max");
+    plan::available(&read("/proc/meminfo")?, limit.as_deref(), read("/sys/fs/cgroup/memory.current").as_deref())
+}

@@ -1,0 +1,204 @@
+//! `tokenrouter generate`
+
+use std::io::{self, IsTerminal, Read, Write};
+use std::time::SystemTime;
+
+use serde_json::{Map, Value, json};
+
+use super::args::Generate;
+use super::build::{self, Prepared};
+use super::output::{Failure, stdout_is_coloured};
+use super::printer::Printer;
+use super::progress::Progress;
+use crate::api::{Choice, End, Ending, Entry, finish_reason, logprob};
+use crate::config::{self, Config};
+use crate::engine::{Engine, RouteInfo};
+use crate::request::{NewRequest, SamplingParams, TokenId};
+use crate::text::ModelText;
+
+pub fn run(arguments: &Generate) -> Result<(), Failure> {
+    let config = Config::load(&arguments.config, &config::environment()).map_err(Failure::input)?;
+    known_route(&config, &arguments.route)?;
+    let prompt = match arguments.prompt.as_deref() {
+        Some("-") => {
+            let mut text = String::new();
+            io::stdin().read_to_string(&mut text).map_err(|e| Failure::input(format!("--prompt -: {e}")))?;
+            text
+        }
+        prompt => prompt.unwrap_or_default().into(),
+    };
+    let prepared = build::prepare(config)?;
+    let engine = prepared.start(&Progress::stderr())?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::work)?;
+    runtime.block_on(generate(arguments, &prompt, &prepared, &engine))
+}
+
+/// A wrong name shows before anything is loaded.
+fn known_route(config: &Config, name: &str) -> Result<(), Failure> {
+    let names: Vec<&str> =
+        config.routes.iter().map(|r| r.name.as_str()).chain(config.models.iter().map(|m| m.name.as_str())).collect();
+    if names.contains(&name) {
+        return Ok(());
+    }
+    let suggestion = config::suggestion(name, names);
+    Err(Failure::input(format!("--route {name:?}: {} has no such route or model: {suggestion}", config.file.display())))
+}
+
+async fn generate(arguments: &Generate, prompt: &str, prepared: &Prepared, engine: &Engine) -> Result<(), Failure> {
+    let id = engine.find_route(&arguments.route).ok_or_else(|| Failure::work("the route is not in the engine"))?;
+    let route = &engine.routes()[id.index()];
+    let (entry, _) = &route.models[route.entry];
+    let text = prepared.texts[entry.index()].clone();
+    let prompt = tokens(arguments, prompt, &text)?;
+    let prompt_tokens = prompt.len();
+    let request = NewRequest {
+        route: id,
+        prompt,
+        max_tokens: arguments.max_tokens,
+        sampling: SamplingParams {
+            temperature: arguments.temperature,
+            top_p: arguments.top_p,
+            top_k: arguments.top_k,
+            seed: arguments.seed,
+            ..SamplingParams::default()
+        },
+        return_signals: arguments.json,
+    };
+    let stream = engine.submit(request).map_err(|e| Failure::input(format!("--prompt: {e}")))?;
+    let mut eos: Vec<TokenId> =
+        route.models.iter().flat_map(|(m, _)| engine.models()[m.index()].eos.iter().copied()).collect();
+    eos.sort_unstable();
+    eos.dedup();
+    let ending =
+        Ending { eos: eos.into(), stop_tokens: Vec::new(), stops: Vec::new(), include_stop: false, min_tokens: 0 };
+    let choice = Choice::new(stream, text, ending);
+    if arguments.json {
+        print_json(choice, route, engine, prompt_tokens).await
+    } else {
+        print(choice, route, engine).await
+    }
+}
+
+/// The prompt as tokens.
+fn tokens(arguments: &Generate, prompt: &str, text: &ModelText) -> Result<Vec<TokenId>, Failure> {
+    if let Some(ids) = &arguments.prompt_ids {
+        return Ok(ids.clone());
+    }
+    if arguments.raw {
+        return text.encode_prompt(prompt).map_err(Failure::input);
+    }
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let system = arguments.system.iter().map(|system| message("system", system));
+    let messages = system.chain([message("user", prompt)]).collect();
+    let rendered = text.render_chat(messages, Map::new(), SystemTime::now()).ok_or_else(|| {
+        Failure::input(format!(
+            "--route {:?}: the model has no chat template; continue the text with --raw",
+            arguments.route
+        ))
+    })?;
+    let rendered =
+        rendered.map_err(|e| Failure::input(format!("--prompt: the model's chat template refuses it: {e}")))?;
+    text.encode_chat(&rendered).map_err(Failure::input)
+}
+
+/// Index among the route's models of the one that wrote `entry`.
+fn writer(route: &RouteInfo, entry: &Entry) -> usize {
+    route.models.iter().position(|(m, _)| *m == entry.committed.model).unwrap_or_default()
+}
+
+async fn print(mut choice: Choice, route: &RouteInfo, engine: &Engine) -> Result<(), Failure> {
+    let names = route.models.iter().map(|(m, _)| engine.models()[m.index()].name.clone()).collect();
+    let mut printer = Printer::new(names, io::stdout().is_terminal(), stdout_is_coloured());
+    let mut interrupt = std::pin::pin!(tokio::signal::ctrl_c());
+    loop {
+        let piece = tokio::select! {
+            piece = choice.next() => piece,
+            _ = &mut interrupt => {
+                write(&(printer.end("") + "\n"))?;
+                return Err(Failure::work("interrupted"));
+            }
+        };
+        let piece = match piece {
+            Ok(piece) => piece,
+            Err(error) => {
+                write(&(printer.end("") + "\n"))?;
+                return Err(Failure::work(error));
+            }
+        };
+        let text: String = piece.entries.iter().map(|entry| printer.token(writer(route, entry), &entry.text)).collect();
+        write(&text)?;
+        if let Some(end) = piece.end {
+            write(&(printer.end("") + "\n"))?;
+            eprintln!("{}", printer.legend(end.handoffs, finish_reason(&end)));
+            return Ok(());
+        }
+    }
+}
+
+async fn print_json(
+    mut choice: Choice,
+    route: &RouteInfo,
+    engine: &Engine,
+    prompt_tokens: usize,
+) -> Result<(), Failure> {
+    let (mut text, mut entries): (String, Vec<Entry>) = Default::default();
+    let end = loop {
+        let piece = choice.next().await.map_err(Failure::work)?;
+        text += &piece.text;
+        entries.extend(piece.entries);
+        if let Some(end) = piece.end {
+            break end;
+        }
+    };
+    let answer = answer_json(&text, &entries, &end, route, engine, prompt_tokens);
+    write(&format!("{answer:#}\n"))
+}
+
+fn answer_json(
+    text: &str,
+    entries: &[Entry],
+    end: &End,
+    route: &RouteInfo,
+    engine: &Engine,
+    prompt_tokens: usize,
+) -> Value {
+    let name = |entry: &Entry| engine.models()[entry.committed.model.index()].name.as_str();
+    let mut by_model: Map<String, Value> =
+        route.models.iter().map(|(m, _)| (engine.models()[m.index()].name.clone(), 0.into())).collect();
+    for entry in entries {
+        if let Some(count) = by_model.get_mut(name(entry)) {
+            *count = (count.as_u64().unwrap_or_default() + 1).into();
+        }
+    }
+    let tokens = entries.iter().map(|entry| {
+        let committed = &entry.committed;
+        let signals = committed.signals.as_deref().map(Vec::as_slice).unwrap_or_default();
+        json!({
+            "id": committed.token,
+            "text": entry.text,
+            "model": name(entry),
+            "logprob": logprob(committed.logprob),
+            "signals": signals.iter().map(|(name, value)| ((*name).into(), json!(value))).collect::<Map<_, _>>(),
+        })
+    });
+    json!({
+        "route": route.name,
+        "text": text,
+        "finish_reason": finish_reason(end),
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": entries.len(),
+            "tokens_by_model": by_model,
+            "handoffs": end.handoffs,
+        },
+        "tokens": tokens.collect::<Vec<_>>(),
+    })
+}
+
+fn write(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+        .map_err(|e| Failure::work(format!("standard output: {e}")))
+}

@@ -1,0 +1,168 @@
+//! `tokenrouter serve`
+
+use std::future::Future;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::args::Serve;
+use super::build::{self, Prepared};
+use super::output::Failure;
+use super::plan::table;
+use super::progress::Progress;
+use super::report::{self, PluginInfo};
+use crate::api::{self, AppState};
+use crate::config::{self, Config};
+use crate::engine::Engine;
+
+pub fn run(arguments: &Serve) -> Result<(), Failure> {
+    let mut config = Config::load(&arguments.config, &config::environment()).map_err(Failure::input)?;
+    config.server.host = arguments.host.unwrap_or(config.server.host);
+    config.server.port = arguments.port.unwrap_or(config.server.port);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Failure::work)?;
+    let result = runtime.block_on(serve(config));
+    // Loading may still be under way after a signal.
+    runtime.shutdown_background();
+    result
+}
+
+async fn serve(config: Config) -> Result<(), Failure> {
+    let mut signals = Signals::new().map_err(Failure::work)?;
+    let address = SocketAddr::new(config.server.host, config.server.port);
+    let drain_timeout = config.server.drain_timeout;
+    // A port in use shows before minutes of loading; until the models work nobody is kept waiting.
+    drop(bind(address).await?);
+    let start = move || {
+        let prepared = build::prepare(config)?;
+        let engine = prepared.start(&Progress::stderr())?;
+        Ok((prepared, engine))
+    };
+    let (prepared, engine) = tokio::select! {
+        started = tokio::task::spawn_blocking(start) => started.map_err(Failure::work)??,
+        () = signals.next() => return Ok(()),
+    };
+    let engine = Arc::new(engine);
+    let state = Arc::new(AppState::new(engine.clone(), prepared.texts.clone(), prepared.defaults.clone()));
+    let listener = bind(address).await?;
+    let address = listener.local_addr().map_err(Failure::work)?;
+    let mut stdout = io::stdout().lock();
+    // Whoever started the server may have closed its output.
+    let _ = stdout.write_all(screen(&prepared, address).as_bytes()).and_then(|()| stdout.flush());
+    drop(stdout);
+    until_stopped(listener, state, &engine, signals, drain_timeout).await
+}
+
+/// Serve until the first signal, then let requests finish until `drain_timeout` or the second one.
+async fn until_stopped(
+    listener: TcpListener,
+    state: Arc<AppState>,
+    engine: &Arc<Engine>,
+    mut signals: Signals,
+    drain_timeout: Duration,
+) -> Result<(), Failure> {
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let draining = state.clone();
+    let mut serving = std::pin::pin!(api::serve(listener, state, async { drop(stopped.await) }));
+    tokio::select! {
+        ended = &mut serving => return ended.map_err(Failure::work),
+        () = signals.next() => {}
+    }
+    draining.start_draining();
+    engine.stop_accepting();
+    tracing::info!(
+        requests = engine.live_requests(),
+        "stopping: running requests may finish; signal again to end at once"
+    );
+    drop(stop);
+    tokio::select! {
+        ended = &mut serving => ended.map_err(Failure::work),
+        () = tokio::time::sleep(drain_timeout) => {
+            tracing::warn!(requests = engine.live_requests(), "drain_timeout is over: the requests left are broken off");
+            Ok(())
+        }
+        () = signals.next() => Err(Failure::work("ended by a second signal; running requests were broken off")),
+    }
+}
+
+/// The signals that stop a server. They count from when this is made.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    fn next(&mut self) -> impl Future<Output = ()> {
+        async {
+            tokio::select! {
+                _ = self.terminate.recv() => {}
+                _ = self.interrupt.recv() => {}
+            }
+        }
+    }
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
+    TcpListener::bind(address).await.map_err(|e| {
+        let port = address.port();
+        Failure::input(match e.kind() {
+            io::ErrorKind::AddrInUse => format!(
+                "server.port = {port}: {address} is in use; stop the program that listens there, or choose another port with --port"
+            ),
+            io::ErrorKind::PermissionDenied => {
+                format!("server.port = {port}: ports below 1024 need rights; choose another with --port")
+            }
+            io::ErrorKind::AddrNotAvailable => {
+                format!("server.host = \"{}\": this machine has no such address; try --host 127.0.0.1", address.ip())
+            }
+            _ => format!("cannot listen at {address}: {e}"),
+        })
+    })
+}
+
+/// Everything that is served, at a glance.
+fn screen(prepared: &Prepared, address: SocketAddr) -> String {
+    let config = &prepared.config;
+    format!(
+        "\nTokenRouter {} serves {} at http://{address}\n\n{}\n{}\nTry:\n  {}\n",
+        env!("CARGO_PKG_VERSION"),
+        config.file.display(),
+        prepared.plan,
+        report::routes(config, &plugin_infos(prepared)),
+        report::curl(config, &address.to_string()),
+    )
+}
+
+/// The plugin of each route.
+pub fn plugin_infos(prepared: &Prepared) -> Vec<PluginInfo> {
+    use crate::policy::PolicyFactory;
+    let info = |plugin: &Arc<crate::policy::native::NativePlugin>| PluginInfo {
+        name: plugin.name().into(),
+        version: plugin.version().into(),
+        path: plugin.path().display().to_string(),
+    };
+    prepared.plugins.iter().map(info).collect()
+}
+
+/// Where each model was found, and the keys that decide how it is run.
+pub fn sources(prepared: &Prepared) -> String {
+    let mut rows = vec![["model", "directory", "min_batch", "max_rows", "prefill_chunk"].map(String::from)];
+    for (model, directory) in prepared.config.models.iter().zip(&prepared.directories) {
+        let ladder: Vec<String> = model.min_batch.iter().map(u32::to_string).collect();
+        rows.push([
+            model.name.clone(),
+            directory.display().to_string(),
+            ladder.join(","),
+            model.max_rows.to_string(),
+            model.prefill_chunk.to_string(),
+        ]);
+    }
+    table(&rows, 2)
+}

@@ -1,0 +1,331 @@
+//! The program as its users meet it: exit status, one line for each mistake, answers, signals.
+//!
+//! The plugins must be built beside the program, as `cargo xtask test` does.
+#![allow(clippy::unwrap_used)] // Helpers of tests.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tokenrouter"));
+    command.current_dir(root()).stdin(Stdio::null());
+    for (name, _) in std::env::vars() {
+        if name.starts_with("TOKENROUTER__") || name == "RUST_LOG" {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    program().args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// The one line of a refused command.
+fn refusal(output: &Output) -> String {
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(output.stdout.is_empty(), "{}", text(&output.stdout));
+    assert_eq!(error.lines().count(), 1, "{error}");
+    error.strip_prefix("error: ").unwrap().trim_end().into()
+}
+
+/// A directory with a copy of the small demo model as `model`, and a configuration.
+fn copied(config: &str) -> (TempDir, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model");
+    std::fs::create_dir(&model).unwrap();
+    for entry in std::fs::read_dir(root().join("models/demo/small")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), model.join(entry.file_name())).unwrap();
+    }
+    let file = dir.path().join("c.toml");
+    let demo = root().join("models/demo").display().to_string();
+    std::fs::write(&file, config.replace("DEMO", &demo)).unwrap();
+    let file = file.display().to_string();
+    (dir, file)
+}
+
+const ONE: &str = "[models.m]\npath = 'model'\nkv_memory = '8MiB'\n";
+const PAIR: &str = "[models.m]\npath = 'model'\n[models.n]\npath = 'DEMO/medium'\n";
+
+#[test]
+fn check_of_the_demo() {
+    let output = run(&["check", "config/demo.toml"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let stdout = text(&output.stdout);
+    for part in
+        ["qwen3, 2 layers x 160", "small = slm (entry), large = llm", "small (entry), medium, large", "is in order"]
+    {
+        assert!(stdout.contains(part), "{part}: {stdout}");
+    }
+    assert_eq!(text(&output.stderr), "");
+}
+
+#[test]
+fn refused_configurations() {
+    for (config, message) in [
+        ("[server]\nprot = 1\n", "c.toml:2: unknown key `server.prot`: did you mean `port`?"),
+        (
+            "[models.m]\npath = 'nowhere/at/all'\n",
+            "c.toml:2: models.m.path = \"nowhere/at/all\": there is no directory ",
+        ),
+        ("[models.m]\npath = 'model'\ncontext = 9999\n", "c.toml:2: models.m: "),
+        (
+            "[models.m]\npath = 'model'\nkv_memory = '1KiB'\n",
+            "c.toml:2: models.m: the K/V pool has no room for one page ",
+        ),
+        ("[models.m]\npath = 'model'\npages = 1073741824\n", "c.toml: the models need "),
+    ] {
+        let (_dir, file) = copied(config);
+        let refused = refusal(&run(&["check", &file]));
+        assert!(refused.contains(message), "{refused}");
+    }
+    for (plugin, message) in [
+        ("plugin = 'frobnicate'", "routes.r.plugin = \"frobnicate\": plugin `frobnicate` is in none of these places: "),
+        ("plugin = './c.toml'", "routes.r.plugin = \"./c.toml\": "),
+        ("plugin = './x.wasm'", "WebAssembly policies are not supported"),
+        ("plugin = 'rstitch'\nsettings = { treshold = 0.1 }", "routes.r.settings: "),
+        ("plugin = 'rstitch'\nsettings = { threshold = 3 }", "routes.r.settings: "),
+        ("plugin = 'rstitch'", "rstitch needs exactly two models"),
+        (
+            "plugin = 'rstitch'\nsha256 = '0000000000000000000000000000000000000000000000000000000000000000'",
+            "routes.r.plugin = ",
+        ),
+    ] {
+        let (_dir, file) = copied(&format!("{PAIR}[routes.r]\nmodels = ['m', 'n']\n{plugin}\n"));
+        let refused = refusal(&run(&["check", &file]));
+        assert!(refused.contains(message), "{refused}");
+        assert!(refused.contains("c.toml:"), "{refused}");
+    }
+}
+
+#[test]
+fn refused_models() {
+    let damaged = |config: &str, name: &str, damage: &dyn Fn(Vec<u8>) -> Option<Vec<u8>>| {
+        let (dir, file) = copied(config);
+        let place = dir.path().join("model").join(name);
+        match damage(std::fs::read(&place).unwrap()) {
+            Some(bytes) => std::fs::write(&place, bytes).unwrap(),
+            None => std::fs::remove_file(&place).unwrap(),
+        }
+        refusal(&run(&["check", &file]))
+    };
+    let replace = |from: &'static str, to: &'static str| {
+        move |bytes: Vec<u8>| {
+            let changed = text(&bytes).replacen(from, to, 1);
+            assert_ne!(changed.as_bytes(), bytes, "{from} is not in the file");
+            Some(changed.into_bytes())
+        }
+    };
+    for (file, damage) in [
+        ("config.json", &(|_| None) as &dyn Fn(Vec<u8>) -> Option<Vec<u8>>),
+        ("model.safetensors", &|_| None),
+        ("tokenizer.json", &|_| None),
+        ("model.safetensors", &|bytes| Some(bytes[..bytes.len() - 100].to_vec())),
+        ("model.safetensors", &|bytes| Some(bytes[..5].to_vec())),
+        ("config.json", &replace("\"intermediate_size\": 512", "\"intermediate_size\": 513")),
+        ("config.json", &replace("Qwen3ForCausalLM", "GPT2LMHeadModel")),
+        ("config.json", &replace("{", "[")),
+    ] {
+        let refused = damaged(ONE, file, damage);
+        assert!(refused.contains("c.toml:2: models.m: "), "{refused}");
+        assert!(refused.contains(file), "{refused}");
+    }
+    let route = format!("{PAIR}[routes.r]\nplugin = 'rstitch'\nroles = {{ m = 'slm', n = 'llm' }}\n");
+    let refused = damaged(&route, "tokenizer.json", &replace("\"<|im_start|>\"", "\"<|im_other|>\""));
+    for part in ["c.toml:5: routes.r: ", "`m` and `n`", "<|im_other|>", "<|im_start|>"] {
+        assert!(refused.contains(part), "{part}: {refused}");
+    }
+}
+
+#[test]
+fn refused_arguments() {
+    let refused = refusal(&run(&["check", "none.toml"]));
+    assert!(refused.starts_with("none.toml: there is no such file"), "{refused}");
+    let refused = refusal(&run(&["generate", "config/demo.toml", "--route", "rstich", "--prompt", "x"]));
+    assert_eq!(refused, "--route \"rstich\": config/demo.toml has no such route or model: did you mean `rstitch`?");
+    let refused = refusal(&run(&["generate", "config/demo.toml", "--route", "small", "--prompt-ids", "1,99999"]));
+    assert_eq!(refused, "--prompt: prompt token 99999 is outside the vocabulary; ids are below 2048");
+    let long = ["generate", "config/demo.toml", "--route", "small", "--prompt", "x", "--max-tokens", "4000"];
+    let refused = refusal(&run(&long));
+    assert!(refused.contains("maximum context length is 2048 tokens"), "{refused}");
+    let refused = refusal(&run(&["check", "config/demo.toml", "--log", "a=b=c"]));
+    assert!(refused.starts_with("--log \"a=b=c\": "), "{refused}");
+    // Mistakes in the arguments themselves are clap's to report.
+    let output = run(&["generate", "c.toml", "--route", "r", "--prompt", "x", "--temperature", "-1"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("'-1' for '--temperature <T>': must be from 0 to 2"));
+}
+
+#[test]
+fn help_has_examples() {
+    for command in ["serve", "generate", "check"] {
+        let output = run(&[command, "--help"]);
+        assert_eq!(output.status.code(), Some(0));
+        assert!(text(&output.stdout).contains(&format!("tokenrouter {command} config/demo.toml")), "{command}");
+    }
+}
+
+#[test]
+fn a_generated_answer() {
+    let question = ["generate", "config/demo.toml", "--route", "rstitch", "--prompt", "Compute 17 * 24."];
+    let plain = run(&question);
+    assert_eq!(plain.status.code(), Some(0), "{}", text(&plain.stderr));
+    let answer = text(&plain.stdout);
+    assert!(!answer.contains('\x1b'));
+    let legend = text(&plain.stderr);
+    assert!(legend.contains("small ") && legend.contains("large ") && legend.contains("hand-off"), "{legend}");
+
+    let json = run(&[&question[..], &["--json"]].concat());
+    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json["text"].as_str().unwrap().to_owned() + "\n", answer);
+    let tokens = json["tokens"].as_array().unwrap();
+    let joined: String = tokens.iter().map(|t| t["text"].as_str().unwrap()).collect();
+    assert_eq!(joined, json["text"].as_str().unwrap());
+    assert_eq!(json["usage"]["completion_tokens"].as_u64().unwrap(), tokens.len() as u64);
+    for model in ["small", "large"] {
+        let count = tokens.iter().filter(|t| t["model"] == model).count();
+        assert!(count > 0, "{json}");
+        assert_eq!(json["usage"]["tokens_by_model"][model], count);
+    }
+    assert!(tokens.iter().all(|t| t["logprob"].is_number() && t["signals"]["entropy_norm"].is_number()), "{json}");
+
+    let mut piped = program()
+        .args(["generate", "config/demo.toml", "--route", "rstitch", "--prompt", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    piped.stdin.take().unwrap().write_all(b"Compute 17 * 24.").unwrap();
+    assert_eq!(text(&piped.wait_with_output().unwrap().stdout), answer);
+}
+
+#[test]
+fn a_port_in_use() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let refused = refusal(&run(&["serve", "config/demo.toml", "--port", &port.to_string()]));
+    assert_eq!(
+        refused,
+        format!(
+            "server.port = {port}: 127.0.0.1:{port} is in use; stop the program that listens there, or choose another port with --port"
+        )
+    );
+}
+
+/// A running server; ended when a test fails.
+struct Server {
+    process: Child,
+    address: String,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Server {
+    fn start() -> Self {
+        let mut process = program()
+            .args(["serve", "config/demo.toml", "--port", "0", "--log", "warn"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let screen: Vec<String> = lines.by_ref().take_while(|line| !line.starts_with("  curl")).collect();
+        let first = screen.iter().find(|line| line.contains("serves config/demo.toml")).unwrap();
+        let address = first.split("http://").nth(1).unwrap().to_owned();
+        // Dropping the pipe is fine: a server does not die of a reader who leaves.
+        Self { process, address }
+    }
+
+    fn send(&self, request: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        stream
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.process.id().to_string();
+        assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
+    }
+}
+
+fn completion(max_tokens: u32) -> String {
+    let body = format!(
+        r#"{{"model": "rstitch", "prompt": "Q:", "max_tokens": {max_tokens}, "ignore_eos": true, "temperature": 0, "stream": true}}"#
+    );
+    let length = body.len();
+    format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+}
+
+#[test]
+fn serving_and_draining() {
+    let mut server = Server::start();
+    let mut answer = String::new();
+    server.send("GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+
+    // A request that runs when the signal comes is answered to its end.
+    let mut running = BufReader::new(server.send(&completion(200)));
+    let mut line = String::new();
+    while !line.starts_with("data: ") {
+        line.clear();
+        assert_ne!(running.read_line(&mut line).unwrap(), 0, "no event came");
+    }
+    server.signal("TERM");
+    let mut rest = String::new();
+    running.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("data: [DONE]"), "{rest}");
+    assert_eq!(server.process.wait().unwrap().code(), Some(0));
+    assert!(TcpStream::connect(&server.address).is_err());
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    let mut server = Server::start();
+    let mut running = BufReader::new(server.send(&completion(2000)));
+    let mut line = String::new();
+    running.read_line(&mut line).unwrap();
+    server.signal("INT");
+    // The port is closed once the first signal has been taken.
+    while TcpStream::connect(&server.address).is_ok() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    server.signal("INT");
+    assert_eq!(server.process.wait().unwrap().code(), Some(1));
+}
+
+#[test]
+fn the_readme_shows_what_works() {
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    // The plugin API's documentation tests compile this example.
+    let documentation = std::fs::read_to_string(root().join("plugin-api/src/lib.rs")).unwrap();
+    let example = documentation.split("//! ```\n").nth(1).unwrap();
+    let example: String =
+        example.lines().map(|line| line[3..].strip_prefix(' ').unwrap_or(&line[3..]).to_owned() + "\n").collect();
+    assert!(readme.contains(&format!("```rust\n{example}```")), "README.md and the plugin API's example differ");
+    let config = readme.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    let (_dir, file) = copied(&config.replace("../models/demo", "DEMO"));
+    assert_eq!(run(&["check", &file]).status.code(), Some(0));
+}
