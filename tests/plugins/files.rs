@@ -134,14 +134,12 @@ fn what_is_for_another_machine() {
 #[test]
 fn damaged_headers_are_read_safely() {
     let (scratch, whole) = (Scratch::new(), probe());
-    for at in (0..64).chain((64..64 + 56 * 8).step_by(5)) {
-        for value in [0x00, 0x7f, 0xff] {
-            let mut file = whole.clone();
-            file[at] = value;
-            std::fs::write(scratch.path(), &file).unwrap();
-            if let Err(error) = inspect(&scratch.path()) {
-                assert!(!error.to_string().contains('\n'), "{error}");
-            }
+    for at in (0..64).chain((64..64 + 56 * 8).step_by(7)) {
+        let mut file = whole.clone();
+        file[at] ^= 0xff;
+        std::fs::write(scratch.path(), &file).unwrap();
+        if let Err(error) = inspect(&scratch.path()) {
+            assert!(!error.to_string().contains('\n'), "{error}");
         }
     }
 }

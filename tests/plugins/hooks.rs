@@ -95,7 +95,8 @@ fn a_panic_is_an_error_that_ends_the_instance_and_nothing_else() {
         let mut instance = probe(&format!(r#"{{"panic": "{hook}"}}"#)).unwrap();
         let failure = call(instance.as_mut()).unwrap_err();
         assert_eq!((failure.plugin.as_str(), failure.hook), ("probe", hook));
-        assert!(failure.message.starts_with("panicked at tests/plugins/probe/lib.rs:"), "{failure}");
+        assert!(failure.message.starts_with("panicked at "), "{failure}");
+        assert!(failure.message.contains("plugins/probe/lib.rs:"), "{failure}");
         assert!(failure.message.ends_with(&format!(": the {hook} hook was told to panic")), "{failure}");
         for (later, call) in CALLS {
             let failure = call(instance.as_mut()).unwrap_err();
