@@ -225,7 +225,7 @@ fn the_shipped_schemas_say_what_is_wrong() {
     );
     assert_eq!(
         check("libme.so", serde_json::json!({ "weights": { "small": 0 }, "draw": [] })).unwrap_err(),
-        "settings/draw = []: no such setting; it takes weights, draws\n\
-         settings/weights/small = 0: the value is less than or equal to the minimum of 0"
+        "settings/weights/small = 0: the value is less than or equal to the minimum of 0\n\
+         settings/draw = []: no such setting; it takes weights, draws"
     );
 }

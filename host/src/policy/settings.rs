@@ -14,21 +14,28 @@ pub fn validate_settings(schema: &str, settings: &Value) -> Result<(), String> {
         .map_err(|e| format!("the policy's settings schema is not JSON ({e}); ask its author"))?;
     let validator = jsonschema::validator_for(&schema)
         .map_err(|e| format!("the policy's settings schema is not a JSON Schema ({e}); ask its author"))?;
-    let findings: Vec<String> = validator.iter_errors(settings).map(|error| finding(&schema, &error)).collect();
+    let findings: Vec<String> =
+        validator.iter_errors(settings).map(|error| finding(&schema, settings, &error)).collect();
     if findings.is_empty() { Ok(()) } else { Err(findings.join("\n")) }
 }
 
-fn finding(schema: &Value, error: &ValidationError<'_>) -> String {
+fn finding(schema: &Value, settings: &Value, error: &ValidationError<'_>) -> String {
     let pointer = error.instance_path().to_string();
     let place = if pointer.is_empty() { "settings".to_owned() } else { format!("settings{pointer}") };
+    let unknown = |object: Option<&Value>, keys: &mut dyn Iterator<Item = &String>| {
+        let value = |key: &str| object.and_then(|object| object.get(key)).map_or("?".to_owned(), quote);
+        let places: Vec<_> = keys.map(|key| format!("{place}/{key} = {}", value(key))).collect();
+        format!("{}: no such setting; {}", places.join(", "), known_keys(schema, error))
+    };
     match error.kind() {
         ValidationErrorKind::AdditionalProperties { unexpected } => {
-            let at = |key: &String| {
-                let value = error.instance().get(key).map_or(String::new(), |value| format!(" = {}", quote(value)));
-                format!("{place}/{key}{value}")
-            };
-            let (places, known) = (unexpected.iter().map(at).collect::<Vec<_>>().join(", "), known_keys(schema, error));
-            format!("{places}: no such setting; {known}")
+            unknown(Some(error.instance()), &mut unexpected.iter())
+        }
+        // So it is reported for an object that takes no settings at all.
+        ValidationErrorKind::FalseSchema if error.schema_path().to_string().ends_with("/additionalProperties") => {
+            let object = settings.pointer(&pointer);
+            let keys = object.and_then(Value::as_object).into_iter().flat_map(|object| object.keys());
+            unknown(object, &mut keys.into_iter())
         }
         ValidationErrorKind::Required { property } => {
             format!("{place}/{}: required but missing", property.as_str().unwrap_or_default())
