@@ -35,7 +35,8 @@ pub struct Columns {
     pub margin: Vec<f32>,
     pub logsumexp: Vec<f32>,
     pub candidate_prob: Vec<f32>,
-    /// `request.top_k` values a row, descending; short vocabularies are filled up with -inf.
+    /// `request.top_k` values a row, descending; short vocabularies are filled up with -inf
+    /// and [`NO_TOKEN`](super::sampler::NO_TOKEN).
     pub topk_values: Vec<f32>,
     pub topk_ids: Vec<TokenId>,
     /// `request.token_logits.len()` values a row.

@@ -160,6 +160,10 @@ fn impossible_options() {
     let long = LoadOptions { context: Some(513), ..options(8) };
     fails(CpuRunner::load(model.0.path(), long).map_err(|e| e.to_string()), &["513", "512"]);
     fails(CpuRunner::load(model.0.path(), options(0)).map_err(|e| e.to_string()), &["0 pages"]);
+    fails(
+        CpuRunner::load(model.0.path(), options(u32::MAX)).map_err(|e| e.to_string()),
+        &["4294967295 pages", "bytes"],
+    );
 }
 
 #[test]

@@ -58,15 +58,27 @@ fn kv_shape(config: &ModelConfig) -> KvShape {
     KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim }
 }
 
+/// Whether so much can be allocated; a failed allocation of the pool itself would end the process.
+fn fits_in_memory(bytes: u64) -> bool {
+    // Systems that overcommit promise more than any machine has.
+    const MOST: u64 = 1 << 44;
+    bytes < MOST && usize::try_from(bytes).is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok())
+}
+
 impl CpuRunner {
     /// Load the model of a Hugging Face directory.
     pub fn load(dir: &Path, options: LoadOptions<'_>) -> Result<Self, LoadError> {
         let config = ModelConfig::load(dir, options.context)?;
         let shape = kv_shape(&config);
-        if options.pages == 0 || u64::from(options.pages).checked_mul(shape.page_bytes()).is_none_or(|b| b >= 1 << 47) {
-            let message =
-                format!("a K/V pool of {} pages is not possible; give between 1 and what memory holds", options.pages);
-            return Err(LoadError::new(dir, message));
+        let pool_bytes = u64::from(options.pages).saturating_mul(shape.page_bytes());
+        if options.pages == 0 || !fits_in_memory(pool_bytes) {
+            let pages = options.pages;
+            return Err(LoadError::new(
+                dir,
+                format!(
+                    "a K/V pool of {pages} pages ({pool_bytes} bytes) is not possible; give between 1 and what memory holds"
+                ),
+            ));
         }
         let model = Model::load(&config, &mut Weights::open(dir, options.progress)?)?;
         let info = ModelInfo {
