@@ -144,14 +144,12 @@ def test_logprobs(client, model):
 
 
 def test_stop(client, model):
-    whole = chat(client, model).choices[0].message.content
+    whole = chat(client, model, seed=3).choices[0].message.content
     stop = whole[5:9]
-    choice = chat(client, model, stop=stop).choices[0]
+    choice = chat(client, model, seed=3, stop=stop).choices[0]
     assert choice.message.content == whole[: whole.index(stop)]
     assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
-    if model == "me":
-        return
-    kept = chat(client, model, stop=[stop], extra_body={"include_stop_str_in_output": True}).choices[0]
+    kept = chat(client, model, seed=3, stop=[stop], extra_body={"include_stop_str_in_output": True}).choices[0]
     assert kept.message.content == whole[: whole.index(stop) + len(stop)]
 
 
