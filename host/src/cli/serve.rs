@@ -46,7 +46,9 @@ async fn serve(config: Config) -> Result<(), Failure> {
         () = signals.next() => return Ok(()),
     };
     let engine = Arc::new(engine);
-    let state = Arc::new(AppState::new(engine.clone(), prepared.texts.clone(), prepared.defaults.clone()));
+    let mut state = AppState::new(engine.clone(), prepared.texts.clone(), prepared.defaults.clone());
+    state.max_body_bytes = prepared.config.server.max_body_bytes;
+    let state = Arc::new(state);
     let listener = bind(address).await?;
     let address = listener.local_addr().map_err(Failure::work)?;
     let mut stdout = io::stdout().lock();
