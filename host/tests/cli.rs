@@ -131,19 +131,21 @@ fn refused_models() {
             Some(changed.into_bytes())
         }
     };
-    for (file, damage) in [
-        ("config.json", &(|_| None) as &dyn Fn(Vec<u8>) -> Option<Vec<u8>>),
-        ("model.safetensors", &|_| None),
-        ("tokenizer.json", &|_| None),
-        ("model.safetensors", &|bytes| Some(bytes[..bytes.len() - 100].to_vec())),
-        ("model.safetensors", &|bytes| Some(bytes[..5].to_vec())),
-        ("config.json", &replace("\"intermediate_size\": 512", "\"intermediate_size\": 513")),
-        ("config.json", &replace("Qwen3ForCausalLM", "GPT2LMHeadModel")),
-        ("config.json", &replace("{", "[")),
-    ] {
+    type Damage<'a> = &'a dyn Fn(Vec<u8>) -> Option<Vec<u8>>;
+    let cases: [(&str, Damage<'_>, &str); 8] = [
+        ("config.json", &|_| None, "config.json"),
+        ("model.safetensors", &|_| None, "model.safetensors"),
+        ("tokenizer.json", &|_| None, "tokenizer.json"),
+        ("model.safetensors", &|bytes| Some(bytes[..bytes.len() - 100].to_vec()), "model.safetensors"),
+        ("model.safetensors", &|bytes| Some(bytes[..5].to_vec()), "model.safetensors"),
+        ("config.json", &replace("\"intermediate_size\": 512", "\"intermediate_size\": 513"), "513"),
+        ("config.json", &replace("Qwen3ForCausalLM", "GPT2LMHeadModel"), "GPT2LMHeadModel"),
+        ("config.json", &replace("{", "["), "config.json"),
+    ];
+    for (file, damage, named) in cases {
         let refused = damaged(ONE, file, damage);
         assert!(refused.contains("c.toml:2: models.m: "), "{refused}");
-        assert!(refused.contains(file), "{refused}");
+        assert!(refused.contains(named), "{named}: {refused}");
     }
     let route = format!("{PAIR}[routes.r]\nplugin = 'rstitch'\nroles = {{ m = 'slm', n = 'llm' }}\n");
     let refused = damaged(&route, "tokenizer.json", &replace("\"<|im_start|>\"", "\"<|im_other|>\""));
@@ -180,9 +182,13 @@ fn help_has_examples() {
     }
 }
 
+/// One of the demo's problems that the small model does not solve alone.
+const QUESTION: &str = "Ivan has 16 boxes of 28 shoes and 86 single shoes. 6 shops get the same number. How many shoes \
+                        does a shop get?";
+
 #[test]
 fn a_generated_answer() {
-    let question = ["generate", "config/demo.toml", "--route", "rstitch", "--prompt", "Compute 17 * 24."];
+    let question = ["generate", "config/demo.toml", "--route", "rstitch", "--prompt", QUESTION];
     let plain = run(&question);
     assert_eq!(plain.status.code(), Some(0), "{}", text(&plain.stderr));
     let answer = text(&plain.stdout);
@@ -211,7 +217,7 @@ fn a_generated_answer() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    piped.stdin.take().unwrap().write_all(b"Compute 17 * 24.").unwrap();
+    piped.stdin.take().unwrap().write_all(QUESTION.as_bytes()).unwrap();
     assert_eq!(text(&piped.wait_with_output().unwrap().stdout), answer);
 }
 
