@@ -191,18 +191,26 @@ impl Shared {
         }
     }
 
+    /// Fail a request from outside its sub-servers.
+    fn fail(&self, id: RequestId, error: RequestError) {
+        if let Some(live) = self.remove(id) {
+            // A receiver that is gone needs no word.
+            let _ = live.events.send(Event::Failed(error));
+            self.bury(id, live.route);
+        }
+    }
+
     /// A model's thread has ended by a panic: fail everything that may need it.
     fn model_down(&self, model: ModelId) {
         self.alive[model.index()].store(false, Ordering::Release);
         let uses = |route: RouteId| self.routes[route.index()].models.iter().any(|&(m, _)| m == model);
         let ids: Vec<RequestId> = self.live().iter().filter(|(_, l)| uses(l.route)).map(|(&id, _)| id).collect();
+        let error = RequestError::Model {
+            model: self.models[model.index()].name.clone(),
+            message: "its thread ended by a panic; see the log".into(),
+        };
         for id in ids {
-            if let Some(live) = self.remove(id) {
-                let name = self.models[model.index()].name.clone();
-                let message = "its thread ended by a panic; see the log".into();
-                let _ = live.events.send(Event::Failed(RequestError::Model { model: name, message }));
-                self.bury(id, live.route);
-            }
+            self.fail(id, error.clone());
         }
     }
 }
@@ -364,6 +372,14 @@ impl Engine {
         self.shared.stopping.store(true, Ordering::Release);
     }
 
+    /// Break off every request: each fails with [`RequestError::ShuttingDown`].
+    pub fn fail_all(&self) {
+        let ids: Vec<RequestId> = self.shared.live().keys().copied().collect();
+        for id in ids {
+            self.shared.fail(id, RequestError::ShuttingDown);
+        }
+    }
+
     /// Check a request without submitting it.
     pub fn check(&self, new: &NewRequest) -> Result<(), SubmitError> {
         let route = &self.routes()[new.route.index()];
@@ -426,10 +442,7 @@ impl Drop for Engine {
             let _ = thread.join();
         }
         // A hand-off may have been under way to a model that had already ended.
-        let ids: Vec<RequestId> = self.shared.live().keys().copied().collect();
-        for id in ids {
-            self.shared.event(id, Event::Failed(RequestError::ShuttingDown));
-        }
+        self.fail_all();
     }
 }
 

@@ -7,10 +7,10 @@ mod demo;
 
 use std::time::{Duration, Instant};
 
-use demo::{Setup, answers, engine, root};
+use demo::{Setup, answers, engine, me, root, rstitch};
 use serde_json::{Value, json};
 use tokenrouter::engine::Engine;
-use tokenrouter::request::{NewRequest, SamplingParams};
+use tokenrouter::request::{FinishReason, NewRequest, SamplingParams};
 use tokenrouter::text::ModelText;
 
 const ROUTES: [&str; 5] = ["large", "rstitch", "me", "medium", "small"];
@@ -42,6 +42,7 @@ fn speed(engine: &Engine, route: &str, prompts: &[Vec<u32>]) -> (f64, usize) {
     };
     let start = Instant::now();
     let answers = answers(engine, prompts.iter().map(request).collect());
+    assert!(answers.iter().all(|a| matches!(a.reason, FinishReason::Stop(_))), "an answer was cut off");
     let tokens: usize = answers.iter().map(|a| a.tokens.len()).sum();
     let by_large = answers.iter().flat_map(|a| &a.tokens).filter(|t| t.model.index() == 2).count();
     (tokens as f64 / start.elapsed().as_secs_f64(), 100 * by_large / tokens)
@@ -54,13 +55,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 fn main() {
     let weights = json!({"weights": {"small": 0.5, "medium": 0.3, "large": 0.2}});
-    let engine = engine(
-        &Setup::default(),
-        &[
-            ("rstitch".into(), "rstitch", json!({"threshold": 0.03}), &[(0, "slm"), (2, "llm")]),
-            ("me".into(), "me", weights, &[(0, "small"), (1, "medium"), (2, "large")]),
-        ],
-    );
+    let engine = engine(&Setup::default(), &[rstitch("rstitch", 0.03), me("me", weights)]);
     println!("greedy answers to the first N problems at once; medians of {ROUNDS} alternating rounds");
     println!("{:>3}  {:<8} {:>10} {:>15} {:>16}", "N", "route", "tokens/s", "to large alone", "tokens by large");
     for concurrency in CONCURRENCY {

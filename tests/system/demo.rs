@@ -40,8 +40,28 @@ impl Default for Setup {
     }
 }
 
-/// An engine over the demo models with `routes`: (name, plugin, settings, models with roles).
-pub fn engine(setup: &Setup, routes: &[(String, &str, serde_json::Value, &[(u32, &str)])]) -> Engine {
+/// A route over the demo models; the first of `models` is its entry.
+pub struct Route {
+    pub name: String,
+    pub plugin: &'static str,
+    pub settings: serde_json::Value,
+    /// Indices into [`MODELS`], with roles.
+    pub models: &'static [(u32, &'static str)],
+}
+
+/// R-Stitch between small and large.
+pub fn rstitch(name: &str, threshold: f64) -> Route {
+    let settings = serde_json::json!({ "threshold": threshold });
+    Route { name: name.into(), plugin: "rstitch", settings, models: &[(0, "slm"), (2, "llm")] }
+}
+
+/// The ensemble of all three models.
+pub fn me(name: &str, settings: serde_json::Value) -> Route {
+    Route { name: name.into(), plugin: "me", settings, models: &[(0, "small"), (1, "medium"), (2, "large")] }
+}
+
+/// An engine over the demo models with `routes`.
+pub fn engine(setup: &Setup, routes: &[Route]) -> Engine {
     let models = MODELS.iter().enumerate().map(|(index, name)| {
         let directory = root().join("models/demo").join(name);
         let model = ModelId(index as u32);
@@ -55,12 +75,12 @@ pub fn engine(setup: &Setup, routes: &[(String, &str, serde_json::Value, &[(u32,
             prefill_chunk: setup.prefill_chunk,
         }
     });
-    let routes = routes.iter().map(|(name, policy, settings, models)| RouteSetup {
-        name: name.clone(),
-        models: models.iter().map(|&(model, role)| (ModelId(model), role.to_owned())).collect(),
+    let routes = routes.iter().map(|route| RouteSetup {
+        name: route.name.clone(),
+        models: route.models.iter().map(|&(model, role)| (ModelId(model), role.to_owned())).collect(),
         entry: 0,
-        policy: plugin(policy),
-        settings: settings.to_string(),
+        policy: plugin(route.plugin),
+        settings: route.settings.to_string(),
         on_error: OnError::FailRequest,
         excluded: Vec::new(),
     });

@@ -15,7 +15,7 @@ use tokenrouter::request::ModelId;
 use tokenrouter::text::ModelText;
 use tokenrouter_plugin_api::random::uniform;
 
-use crate::demo::{MODELS, Setup, engine, root};
+use crate::demo::{MODELS, Setup, engine, me, root, rstitch};
 
 const CLIENTS: usize = 64;
 const DISCONNECTS: usize = 1000;
@@ -24,13 +24,7 @@ const ROUTES: [&str; 4] = ["rstitch", "me", "small", "large"];
 
 fn routed(setup: &Setup) -> Engine {
     let weights = json!({"weights": {"small": 0.5, "medium": 0.3, "large": 0.2}});
-    engine(
-        setup,
-        &[
-            ("rstitch".into(), "rstitch", json!({"threshold": 0.03}), &[(0, "slm"), (2, "llm")]),
-            ("me".into(), "me", weights, &[(0, "small"), (1, "medium"), (2, "large")]),
-        ],
-    )
+    engine(setup, &[rstitch("rstitch", 0.03), me("me", weights)])
 }
 
 /// Serve `engine` on a port of its own until the returned sender is dropped.
@@ -141,7 +135,10 @@ fn nothing_is_left_behind() {
     let deadline = Instant::now() + Duration::from_secs(60);
     let state = || {
         let of = |model| engine.snapshot(ModelId(model));
-        (0..MODELS.len() as u32).map(of).map(|s| (s.pages_in_use, s.replicas, s.ready, s.policy_slots)).collect::<Vec<_>>()
+        (0..MODELS.len() as u32)
+            .map(of)
+            .map(|s| (s.pages_in_use, s.replicas, s.ready, s.policy_slots))
+            .collect::<Vec<_>>()
     };
     while engine.live_requests() > 0 || state().iter().any(|s| *s != (0, 0, 0, 0)) {
         assert!(Instant::now() < deadline, "left behind: {} requests, {:?}", engine.live_requests(), state());

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tokenrouter::engine::Engine;
 use tokenrouter::request::{FinishReason, ModelId, NewRequest, SamplingParams};
 
-use crate::demo::{Answer, MODELS, Setup, answers, engine, root};
+use crate::demo::{Answer, MODELS, Setup, answers, engine, me, root, rstitch};
 
 struct Trace {
     name: String,
@@ -33,14 +33,12 @@ fn engine_for(traces: &[Trace], setup: &Setup) -> Engine {
         .map(|trace| {
             let parameter = &trace.json["parameter"];
             if trace.name.starts_with("rstitch") {
-                let roles: &[(u32, &str)] = &[(0, "slm"), (2, "llm")];
-                return (trace.name.clone(), "rstitch", json!({"threshold": parameter}), roles);
+                return rstitch(&trace.name, parameter.as_f64().expect("a threshold"));
             }
             let draws: Vec<&Value> =
                 trace.json["steps"].as_array().expect("steps").iter().map(|step| &step["draw"]).collect();
             let weights = json!({"small": parameter[0], "medium": parameter[1], "large": parameter[2]});
-            let roles: &[(u32, &str)] = &[(0, "small"), (1, "medium"), (2, "large")];
-            (trace.name.clone(), "me", json!({"weights": weights, "draws": draws}), roles)
+            me(&trace.name, json!({"weights": weights, "draws": draws}))
         })
         .collect();
     engine(setup, &routes)

@@ -67,9 +67,9 @@ mod tests {
         assert_eq!(
             routes(&config, &[plugin("p"), plugin("q")]),
             "\
-route  policy   models                           plugin
+route  policy   models                            plugin
 r      p 0.1.0  large = llm, small = slm (entry)  libp.so
-draw   q 0.1.0  small (entry), large             libq.so
+draw   q 0.1.0  small (entry), large              libq.so
 small  -        small
 large  -        large
 "

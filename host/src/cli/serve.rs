@@ -1,6 +1,5 @@
 //! `tokenrouter serve`
 
-use std::future::Future;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -58,6 +57,9 @@ async fn serve(config: Config) -> Result<(), Failure> {
     until_stopped(listener, state, &engine, signals, drain_timeout).await
 }
 
+/// Time to deliver the last event to clients whose requests are broken off.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
 /// Serve until the first signal, then let requests finish until `drain_timeout` or the second one.
 async fn until_stopped(
     listener: TcpListener,
@@ -84,7 +86,10 @@ async fn until_stopped(
         ended = &mut serving => ended.map_err(Failure::work),
         () = tokio::time::sleep(drain_timeout) => {
             tracing::warn!(requests = engine.live_requests(), "drain_timeout is over: the requests left are broken off");
-            Ok(())
+            // Their clients are told; one that does not read is not waited for.
+            engine.fail_all();
+            let told = tokio::time::timeout(LAST_WORDS, &mut serving);
+            told.await.unwrap_or(Ok(())).map_err(Failure::work)
         }
         () = signals.next() => Err(Failure::work("ended by a second signal; running requests were broken off")),
     }
@@ -101,12 +106,10 @@ impl Signals {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    fn next(&mut self) -> impl Future<Output = ()> {
-        async {
-            tokio::select! {
-                _ = self.terminate.recv() => {}
-                _ = self.interrupt.recv() => {}
-            }
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
         }
     }
 }

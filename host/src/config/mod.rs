@@ -39,13 +39,20 @@ pub struct Config {
 pub struct ServerConfig {
     pub host: IpAddr,
     pub port: u16,
+    /// Largest body of an HTTP request.
+    pub max_body_bytes: usize,
     /// How long running requests may go on after the signal to stop.
     pub drain_timeout: Duration,
 }
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        Self { host: IpAddr::from([127, 0, 0, 1]), port: 30000, drain_timeout: Duration::from_secs(30) }
+        Self {
+            host: IpAddr::from([127, 0, 0, 1]),
+            port: 30000,
+            max_body_bytes: 32 << 20,
+            drain_timeout: Duration::from_secs(30),
+        }
     }
 }
 
