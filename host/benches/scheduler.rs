@@ -35,7 +35,7 @@ impl Runner for Idle {
         self.calls = self.calls.wrapping_add(1);
         let rows = batch.sampled();
         let sample = |i: usize| Sample { token: 5 + i as u32, logprob: -0.5, top_logprobs: Vec::new(), finite: true };
-        let entropy = |i: usize| if (i as u32 + self.calls) % 3 == 0 { 1.0 } else { 0.0 };
+        let entropy = |i: usize| if (i as u32 + self.calls).is_multiple_of(3) { 1.0 } else { 0.0 };
         let signals = Columns { entropy_norm: (0..rows).map(entropy).collect(), ..Columns::default() };
         Ok(RowOutputs { samples: (0..rows).map(sample).collect(), signals })
     }
