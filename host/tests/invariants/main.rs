@@ -5,6 +5,8 @@
 //! Every text is compared with [`script::oracle`], which decodes one request alone without batches,
 //! pages or messages.
 
+#![allow(clippy::expect_used)]
+
 mod script;
 
 use std::sync::Arc;
@@ -55,7 +57,7 @@ fn attachment(route: &Route, model: ModelId) -> Option<Attachment> {
             eos: &[0],
             services: &NoText,
         };
-        Linked::<Script>::default().create(&context, &key.to_string()).unwrap()
+        Linked::<Script>::default().create(&context, &key.to_string()).expect("a key")
     });
     Some(Attachment::new("", policy, route.models.clone(), own as u32, OnError::FailRequest, &[]))
 }

@@ -81,7 +81,7 @@ fn draws_without_a_record_depend_on_seed_and_position_alone() {
     // Another seed draws otherwise.
     let all = |policy: &mut Me, seed| route(policy, &vec![seed; 4000], &positions);
     assert_ne!(all(&mut policies[0], 9), all(&mut policies[0], 10));
-    assert!(STREAM >= 1 << 16);
+    const { assert!(STREAM >= 1 << 16) };
     assert_eq!(policies[0].requirements(), Requirements::default());
 }
 
