@@ -32,9 +32,13 @@ impl Slots {
     }
 }
 
-/// What a hook's failure means for the request at hand.
+/// A hook failed, now or at an earlier request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failed(pub String);
+pub struct Failed {
+    pub message: String,
+    /// It failed just now: worth a line in the log.
+    pub first: bool,
+}
 
 /// One row of the step, as its policy sees it.
 #[derive(Clone, Copy, Debug)]
@@ -124,7 +128,7 @@ impl Attachment {
         if let Some(message) = &self.failure {
             return match self.on_error {
                 OnError::StayLocal => Ok(None),
-                OnError::FailRequest => Err(Failed(message.clone())),
+                OnError::FailRequest => Err(Failed { message: message.clone(), first: false }),
             };
         }
         let Some(policy) = self.policy.as_deref_mut() else { return Ok(None) };
@@ -134,7 +138,7 @@ impl Attachment {
     /// The instance is never called again.
     fn poison(&mut self, message: String) -> Failed {
         self.failure = Some(message.clone());
-        Failed(message)
+        Failed { message, first: true }
     }
 
     /// The model that a new request starts at.

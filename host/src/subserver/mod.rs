@@ -340,8 +340,10 @@ impl SubServer {
         self.end(id, Status::Cancelled, Event::Failed(error));
     }
 
-    fn report(&mut self, route: u32, Failed(message): Failed) {
-        self.effects.push(Effect::PolicyFailed { route, message });
+    fn report(&mut self, route: u32, Failed { message, first }: Failed) {
+        if first {
+            self.effects.push(Effect::PolicyFailed { route, message });
+        }
     }
 
     /// A policy failed while it was asked about `ids`, all of one route.
@@ -354,7 +356,11 @@ impl SubServer {
             for &id in ids {
                 self.fail(
                     id,
-                    RequestError::Policy { route: route.clone(), model: model.clone(), message: failed.0.clone() },
+                    RequestError::Policy {
+                        route: route.clone(),
+                        model: model.clone(),
+                        message: failed.message.clone(),
+                    },
                 );
             }
         }

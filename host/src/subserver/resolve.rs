@@ -25,6 +25,8 @@ pub struct Situation<'a> {
     pub models: u32,
     /// Width of the vocabulary, for replaced candidates.
     pub vocab_size: u32,
+    /// Tokens that must not be written: not every model of the route knows them. Ascending.
+    pub masked: &'a [TokenId],
 }
 
 /// Tokens that end a request.
@@ -93,7 +95,7 @@ pub fn resolve(situation: &Situation<'_>, decisions: &[Decision]) -> Outcome {
     let Some(mut candidate) = s.candidates.get(row).cloned() else { return outcome };
     let decision = decisions.get(row).copied().unwrap_or(Decision::STAY);
     if let Some(token) = decision.replacement() {
-        if token < s.vocab_size {
+        if token < s.vocab_size && s.masked.binary_search(&token).is_err() {
             candidate = Committed { token, logprob: f32::NAN, top_logprobs: Vec::new(), ..candidate };
         } else {
             outcome.invalid += 1;
@@ -204,6 +206,7 @@ mod tests {
             own: 0,
             models: 2,
             vocab_size: 1000,
+            masked: &[600],
         }
     }
 
@@ -278,7 +281,12 @@ mod tests {
     fn nonsense_stays() {
         let (none, one) = ([], [token(7)]);
         let s = situation(&none, false, &one);
-        for (decision, invalid) in [(Decision::to(0), 0), (Decision::to(2), 1), (Decision::STAY.replacing(1000), 1)] {
+        for (decision, invalid) in [
+            (Decision::to(0), 0),
+            (Decision::to(2), 1),
+            (Decision::STAY.replacing(1000), 1),
+            (Decision::STAY.replacing(600), 1),
+        ] {
             let outcome = resolve(&s, &[decision]);
             assert_eq!((tokens(&outcome.commit), outcome.next, outcome.invalid), (vec![7], Next::Stay, invalid));
         }

@@ -211,6 +211,7 @@ impl SubServer {
             own: attachment.own,
             models: attachment.models.len() as u32,
             vocab_size: info.vocab_size,
+            masked: &attachment.masked,
         };
         let outcome = (self.resolve)(&situation, decisions);
         self.counters.invalid_decisions += u64::from(outcome.invalid);
