@@ -58,6 +58,7 @@ fn measure(criterion: &mut Criterion, name: &str, factory: &dyn PolicyFactory) -
             candidates: &ones,
             drafts: &ones,
             last_models: &ones,
+            remaining: &ones,
             signals: SignalColumns { entropy_norm: &entropy, ..SignalColumns::default() },
         };
         let mut out = vec![Decision::STAY; rows];

@@ -119,6 +119,8 @@ pub enum SubmitError {
     ModelDown { model: String },
 }
 
+const MODEL_PANICKED: &str = "its thread ended by a panic; see the log";
+
 /// What all threads of an engine share.
 struct Shared {
     models: Vec<ModelInfo>,
@@ -151,7 +153,7 @@ impl Shared {
         }
     }
 
-    /// The request is over. True for the first caller, who tells those concerned.
+    /// The request is over. `Some` for the first caller, who tells those concerned.
     fn remove(&self, id: RequestId) -> Option<Live> {
         let removed = {
             let mut live = self.live();
@@ -159,11 +161,18 @@ impl Shared {
             self.count.store(live.len(), Ordering::Release);
             removed
         };
-        // With fewer requests the gates may open.
-        if removed.is_some() && self.ladders.iter().flatten().any(|&b| b > 1) {
-            self.inboxes.iter().for_each(|inbox| drop(inbox.send(Message::Wake)));
+        if removed.is_some() {
+            self.look_again();
         }
         removed
+    }
+
+    /// The number of requests has changed. A model's threshold may fall when it grows as well as when it
+    /// falls, so every gate is looked at.
+    fn look_again(&self) {
+        if self.ladders.iter().flatten().any(|&b| b > 1) {
+            self.inboxes.iter().for_each(|inbox| drop(inbox.send(Message::Wake)));
+        }
     }
 
     /// Stop the request at every model of its route.
@@ -205,10 +214,8 @@ impl Shared {
         self.alive[model.index()].store(false, Ordering::Release);
         let uses = |route: RouteId| self.routes[route.index()].models.iter().any(|&(m, _)| m == model);
         let ids: Vec<RequestId> = self.live().iter().filter(|(_, l)| uses(l.route)).map(|(&id, _)| id).collect();
-        let error = RequestError::Model {
-            model: self.models[model.index()].name.clone(),
-            message: "its thread ended by a panic; see the log".into(),
-        };
+        let error =
+            RequestError::Model { model: self.models[model.index()].name.clone(), message: MODEL_PANICKED.into() };
         for id in ids {
             self.fail(id, error.clone());
         }
@@ -408,18 +415,23 @@ impl Engine {
         Ok(())
     }
 
+    /// Name of a model of the route whose thread has ended.
+    fn down(&self, route: RouteId) -> Option<String> {
+        let models = self.routes()[route.index()].models.iter().map(|(model, _)| model.index());
+        let down = models.into_iter().find(|&m| !self.shared.alive[m].load(Ordering::Acquire))?;
+        Some(self.models()[down].name.clone())
+    }
+
     /// Submit a request. Its events come in the stream; dropping the stream cancels it everywhere.
     pub fn submit(&self, new: NewRequest) -> Result<RequestStream, SubmitError> {
         self.check(&new)?;
         if self.shared.stopping.load(Ordering::Acquire) {
             return Err(SubmitError::ShuttingDown);
         }
-        let route = &self.shared.routes[new.route.index()];
-        for &(model, _) in &route.models {
-            if !self.shared.alive[model.index()].load(Ordering::Acquire) {
-                return Err(SubmitError::ModelDown { model: self.models()[model.index()].name.clone() });
-            }
+        if let Some(model) = self.down(new.route) {
+            return Err(SubmitError::ModelDown { model });
         }
+        let route = &self.shared.routes[new.route.index()];
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (entry, _) = route.models[route.entry];
         let (events, receiver) = unbounded_channel();
@@ -428,7 +440,13 @@ impl Engine {
             live.insert(id, Live { route: new.route, events });
             self.shared.count.store(live.len(), Ordering::Release);
         }
+        let route_id = new.route;
         self.shared.post(entry, Message::Submit(Arc::new(RequestSpec { id, new })));
+        self.shared.look_again();
+        // A model that went down since the check above may have missed this request.
+        if let Some(model) = self.down(route_id) {
+            self.shared.fail(id, RequestError::Model { model, message: MODEL_PANICKED.into() });
+        }
         Ok(RequestStream { id, events: receiver, shared: Some(self.shared.clone()) })
     }
 }

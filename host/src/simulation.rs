@@ -53,6 +53,8 @@ pub enum Ending {
 pub struct Client {
     pub ledger: Ledger,
     pub ending: Option<Ending>,
+    /// When it ended.
+    pub ended_at: Duration,
     /// A contradiction in the ledger, which must never happen.
     pub contradiction: Option<LedgerError>,
     /// Events that came after the last one.
@@ -183,6 +185,7 @@ impl World {
                 self.specs.insert(spec.id, spec.clone());
                 let entry = self.routes[spec.new.route.index()].0;
                 self.enter(self.now, Happening::Deliver(entry, Message::Submit(spec)));
+                self.look_again();
             }
             Some(Happening::Cancel(id)) => self.cancel_now(id),
             Some(Happening::Forget(model, id)) => self.forget(model, id),
@@ -205,11 +208,16 @@ impl World {
         }
         client.ending = Some(ending);
         self.live -= 1;
-        // The gates depend on how many requests there are.
+        client.ended_at = self.now;
+        self.look_again();
+        true
+    }
+
+    /// The gates depend on how many requests there are.
+    fn look_again(&mut self) {
         for model in 0..self.places.len() {
             self.enter(self.now, Happening::Look(ModelId(model as u32)));
         }
-        true
     }
 
     fn cancel_now(&mut self, id: RequestId) {

@@ -110,6 +110,10 @@ pub struct RouteBatch<'a> {
     pub drafts: &'a [TokenId],
     /// The model that handed the request over for this visit, or [`NO_MODEL`].
     pub last_models: &'a [ModelIndex],
+    /// Tokens that the request may still generate, the candidate included. At 1 a
+    /// [`Decision::DRAFT`](crate::Decision::DRAFT)
+    /// is taken as [`Decision::STAY`](crate::Decision::STAY).
+    pub remaining: &'a [u32],
     /// The signals that were asked for.
     pub signals: SignalColumns<'a>,
 }

@@ -32,6 +32,7 @@ fn batch() -> RouteBatch<'static> {
         candidates: &[7, 8],
         drafts: &[9, 10],
         last_models: &[11, u32::MAX],
+        remaining: &[12, 13],
         signals: SignalColumns {
             entropy: &[0.25, f32::NAN],
             margin: &[f32::INFINITY, -0.0],

@@ -97,16 +97,12 @@ impl Generation {
     pub fn read(fields: &mut Fields, names: Names, defaults: &SamplingDefaults, vocab: u32) -> Result<Self, ApiError> {
         let temperature = fields.number("temperature", 0.0..=2.0)?.unwrap_or(defaults.temperature);
         let top_p = fields.number("top_p", 0.0..=1.0)?.unwrap_or(defaults.top_p);
-        if top_p <= 0.0 {
+        if top_p as f32 <= 0.0 {
             return Err(ApiError::value(fields.name("top_p"), "`top_p` must be greater than 0."));
         }
         let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?.unwrap_or(defaults.top_k);
         let min_p = fields.number("min_p", 0.0..=1.0)?.unwrap_or(defaults.min_p);
-        let repetition = fields.number("repetition_penalty", 0.0..=100.0)?.unwrap_or(defaults.repetition_penalty);
-        if repetition <= 0.0 {
-            let message = "`repetition_penalty` must be greater than 0; 1 switches it off.";
-            return Err(ApiError::value(fields.name("repetition_penalty"), message));
-        }
+        let repetition = fields.number("repetition_penalty", 0.01..=100.0)?.unwrap_or(defaults.repetition_penalty);
         let mut max_tokens = None;
         for name in names.max_tokens {
             let given = fields.integer(name, 1..=i64::from(u32::MAX))?.map(|n| n as u32);

@@ -64,6 +64,8 @@ pub struct Committed {
     pub token: TokenId,
     /// The model that wrote it.
     pub model: ModelId,
+    /// Whether it is an end token of that model.
+    pub eos: bool,
     /// Natural logarithm of its probability under the model's raw distribution; NaN for a token that a
     /// policy put in place of the model's own.
     pub logprob: f32,
@@ -88,8 +90,10 @@ pub enum RequestError {
     /// The runner could not compute it.
     #[error("model `{model}` failed: {message}")]
     Model { model: String, message: String },
-    /// The logits were not finite.
-    #[error("model `{model}` computed logits that are not finite at position {position}")]
+    /// The logits were not finite, or bias and bans left no token.
+    #[error(
+        "model `{model}` has no token to sample at position {position}: its logits are not finite, or none is allowed"
+    )]
     NotFinite { model: String, position: usize },
     /// A policy failed and the route says `on_error = "fail_request"`.
     #[error("policy of route `{route}` failed at model `{model}`: {message}")]

@@ -1,4 +1,4 @@
-//! How tokens are drawn. Validated by [`SamplingParams::check`]; everything below relies on it.
+//! How tokens are drawn. Whoever makes [`SamplingParams`] keeps to the ranges given here.
 
 use super::TokenId;
 

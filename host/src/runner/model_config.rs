@@ -7,6 +7,11 @@ use serde::Deserialize;
 use super::PAGE_TOKENS;
 use crate::request::TokenId;
 
+/// Bound of every size that config.json gives, large enough for any published model.
+const LARGEST_SIZE: usize = 1 << 22;
+const LARGEST_HEAD: usize = 1 << 12;
+const LARGEST_DEPTH: usize = 1 << 12;
+
 /// Why a model directory cannot be loaded. One line that names the file, the value and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {message}", file.display())]
@@ -203,6 +208,12 @@ impl ModelConfig {
             ));
         }
         let heads = raw.num_attention_heads;
+        if raw.num_hidden_layers > LARGEST_DEPTH {
+            return Err(format!(
+                "num_hidden_layers is {}; at most {LARGEST_DEPTH} are possible",
+                raw.num_hidden_layers
+            ));
+        }
         let kv_heads = raw.num_key_value_heads.unwrap_or(heads);
         for (name, value) in [
             ("vocab_size", raw.vocab_size),
@@ -213,8 +224,9 @@ impl ModelConfig {
             ("num_key_value_heads", kv_heads),
             ("max_position_embeddings", raw.max_position_embeddings),
         ] {
-            if value == 0 || u32::try_from(value).is_err() {
-                return Err(format!("{name} is {value}; it must be between 1 and {}", u32::MAX));
+            // With these bounds no product of sizes overflows.
+            if value == 0 || value > LARGEST_SIZE {
+                return Err(format!("{name} is {value}; it must be between 1 and {LARGEST_SIZE}"));
             }
         }
         if !heads.is_multiple_of(kv_heads) {
@@ -223,10 +235,15 @@ impl ModelConfig {
             ));
         }
         let head_dim = raw.head_dim.unwrap_or(raw.hidden_size / heads);
-        if head_dim == 0 || !head_dim.is_multiple_of(2) {
-            return Err(format!("head_dim is {head_dim}; rotary embedding needs an even number above 0"));
+        if head_dim == 0 || !head_dim.is_multiple_of(2) || head_dim > LARGEST_HEAD {
+            return Err(format!("head_dim is {head_dim}; it must be an even number between 2 and {LARGEST_HEAD}"));
         }
         let allowed = raw.max_position_embeddings;
+        if heads.saturating_mul(head_dim) > LARGEST_SIZE {
+            return Err(format!(
+                "num_attention_heads {heads} of head_dim {head_dim} are more than {LARGEST_SIZE} together"
+            ));
+        }
         let context = match context.map(|c| c as usize) {
             None => allowed,
             Some(c) if (1..=allowed).contains(&c) => c,

@@ -53,7 +53,8 @@ pub struct SimulatedRunner {
 }
 
 impl SimulatedRunner {
-    /// A model called `name` whose tokens depend on `model`. Token 0 ends a sequence.
+    /// A model called `name` whose tokens depend on `model`. Token 0 ends a sequence, unless `ending_with`
+    /// says otherwise.
     pub fn new(name: &str, model: u32, vocab_size: u32, pages: u32) -> Self {
         let info = ModelInfo {
             name: name.into(),
@@ -66,6 +67,12 @@ impl SimulatedRunner {
             page_bytes: 0,
         };
         Self { info, model, cells: vec![None; pages as usize * PAGE_TOKENS] }
+    }
+
+    /// The same model with other end tokens, ascending.
+    pub fn ending_with(mut self, eos: Vec<TokenId>) -> Self {
+        self.info.eos = eos;
+        self
     }
 
     fn cell(&self, rows: &Rows<'_>, position: usize) -> Result<usize, RunnerError> {

@@ -50,6 +50,8 @@ pub struct RouteRow {
     pub candidate: TokenId,
     pub draft: Option<TokenId>,
     pub came_from: Option<ModelIndex>,
+    /// Tokens that may still be generated, the candidate included.
+    pub remaining: u32,
     /// Where its signals are in the step's columns.
     pub sample: usize,
 }
@@ -110,9 +112,8 @@ impl Attachment {
     /// The request at `slot` is over.
     pub fn close(&mut self, slot: Option<Slot>) -> Result<(), Failed> {
         let Some(slot) = slot else { return Ok(()) };
-        let result = self.call(|policy| policy.finished(slot)).map(|_| ());
         self.slots.give(slot);
-        result
+        self.call(|policy| policy.finished(slot)).map(|_| ())
     }
 
     /// Slots in use.
@@ -185,6 +186,7 @@ impl Attachment {
         let (seeds, positions) = (column(rows, |r| r.seed), column(rows, |r| r.position));
         let (candidates, drafts) = (column(rows, |r| r.candidate), column(rows, |r| r.draft.unwrap_or(NO_TOKEN)));
         let last_models = column(rows, |r| r.came_from.unwrap_or(NO_MODEL));
+        let remaining = column(rows, |r| r.remaining);
         let batch = RouteBatch {
             request_ids: &ids,
             slots: &slots,
@@ -193,6 +195,7 @@ impl Attachment {
             candidates: &candidates,
             drafts: &drafts,
             last_models: &last_models,
+            remaining: &remaining,
             signals: signals.view(&self.requirements),
         };
         self.call(|policy| policy.route(&batch, &mut out))?;

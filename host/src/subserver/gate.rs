@@ -9,12 +9,23 @@ use std::time::Duration;
 /// that needs N <= sum(B_i - 1). Hence sum(B_i - 1) < N. The largest thresholds are lowered first.
 pub fn thresholds(ladders: &[Vec<u32>], live: usize) -> Vec<u32> {
     let mut b: Vec<u32> = ladders.iter().map(|ladder| step(ladder, live).max(1)).collect();
-    let waiting: u64 = b.iter().map(|b| u64::from(b - 1)).sum();
-    let mut excess = waiting.saturating_sub((live as u64).saturating_sub(1));
-    while excess > 0 {
-        let Some(largest) = b.iter_mut().max_by_key(|b| **b) else { break };
-        *largest -= 1;
-        excess -= 1;
+    // How many requests may wait at all models together.
+    let room = (live as u64).saturating_sub(1);
+    let waiting = |cap: u32| b.iter().map(|&b| u64::from(b.min(cap) - 1)).sum::<u64>();
+    let largest = b.iter().copied().max().unwrap_or(1);
+    if waiting(largest) <= room {
+        return b;
+    }
+    // The highest cap that fits; what is left of the room goes to the first models above it.
+    let (mut fits, mut fails) = (1, largest);
+    while fails - fits > 1 {
+        let middle = fits + (fails - fits) / 2;
+        if waiting(middle) <= room { fits = middle } else { fails = middle }
+    }
+    let mut rest = room - waiting(fits);
+    for b in b.iter_mut().filter(|b| **b > fits) {
+        *b = fits + u32::from(rest > 0);
+        rest = rest.saturating_sub(1);
     }
     b
 }
@@ -81,6 +92,13 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn lowering_takes_from_the_largest_first() {
+        assert_eq!(thresholds(&[vec![9], vec![2], vec![9]], 10), [5, 2, 5]);
+        assert_eq!(thresholds(&[vec![9], vec![2], vec![9]], 11), [6, 2, 5]);
+        assert_eq!(thresholds(&[vec![u32::MAX], vec![u32::MAX]], 3), [2, 2]);
     }
 
     #[test]

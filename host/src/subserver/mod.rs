@@ -259,7 +259,7 @@ impl SubServer {
             Ok(Acceptance::Accept(count)) => {
                 let mut stand = replica.provisional.clone();
                 stand.truncate(count as usize);
-                let ends = replica.ends(&self.runner.info().eos);
+                let ends = replica.ends();
                 let finish = resolve::close(&mut stand, replica.generated(), replica.spec.new.max_tokens, ends);
                 self.commit(id, stand, Vec::new());
                 if let Some(reason) = finish {

@@ -59,7 +59,8 @@ fn rows(ready: &Ready, chunk: usize, budget: usize, alone: bool) -> Option<Run> 
     let sampled = ready.verify + 1;
     let first_sampled = ready.len.checked_sub(sampled)?;
     let start = ready.kv_len.min(first_sampled);
-    let allowed = chunk.min(budget);
+    // Sampled rows are no prompt: only the budget bounds them.
+    let allowed = if start == first_sampled { budget } else { chunk.min(budget) };
     if ready.len - start <= allowed {
         return Some(Run { id: ready.id, start, end: ready.len, sampled });
     }
@@ -91,6 +92,12 @@ pub fn plan(ready: &[Ready], pending: &[Pending], mut free: usize, limits: Limit
         let Some(run) = rows(request, limits.prefill_chunk.max(1), budget, plan.run.is_empty()) else { continue };
         let more = pages_for(run.end).saturating_sub(request.pages);
         if more > 0 && starved {
+            continue;
+        }
+        // A younger request that cannot get all its pages would lose them again to an older one.
+        let spare = || free + pending.as_slice().iter().map(|p| p.pages).sum::<usize>();
+        if i > 0 && request.pages == 0 && pages_for(request.len) > spare() {
+            starved = true;
             continue;
         }
         while free < more {
@@ -170,6 +177,23 @@ mod tests {
         // 5 needs a page and nobody younger has one; 9 must not take the last page either.
         let plan = plan(&requests, &[], 0, LIMITS);
         assert_eq!(plan.run.iter().map(|r| r.id).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn the_young_start_only_with_room_for_all_their_tokens() {
+        let requests = [ready(1, 16, 15, 1), ready(5, 64, 0, 0)];
+        let ids = |free| plan(&requests, &[], free, LIMITS).run.iter().map(|r| r.id).collect::<Vec<_>>();
+        assert_eq!((ids(3), ids(4)), (vec![1], vec![1, 5]));
+        let retracting = plan(&requests, &[Pending { id: 7, pages: 2 }], 0, LIMITS);
+        assert_eq!(retracting.run.len(), 1);
+    }
+
+    #[test]
+    fn chunks_do_not_bound_verification() {
+        let request = Ready { id: 1, len: 20, kv_len: 0, verify: 8, pages: 0 };
+        let limits = Limits { max_rows: 40, prefill_chunk: 4 };
+        let two = [Ready { kv_len: 11, pages: 1, ..request }, Ready { id: 2, kv_len: 11, pages: 1, ..request }];
+        assert_eq!(plan(&two, &[], 10, limits).run.iter().map(|r| r.sampled).collect::<Vec<_>>(), [9, 9]);
     }
 
     #[test]

@@ -84,9 +84,9 @@ impl Replica {
         self.spec.new.prompt.len()
     }
 
-    pub fn ends<'a>(&'a self, eos: &'a [TokenId]) -> Ends<'a> {
+    pub fn ends(&self) -> Ends<'_> {
         let sampling = &self.spec.new.sampling;
-        Ends { eos, stop: &sampling.stop_token_ids, ignore_eos: sampling.ignore_eos }
+        Ends { stop: &sampling.stop_token_ids, ignore_eos: sampling.ignore_eos }
     }
 
     /// Replace everything from token `from` on by `commit`, committed, and `provisional`. K/V is kept as

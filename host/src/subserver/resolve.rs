@@ -25,21 +25,23 @@ pub struct Situation<'a> {
     pub models: u32,
     /// Width of the vocabulary, for replaced candidates.
     pub vocab_size: u32,
+    /// End tokens of this model, for replaced candidates. Ascending.
+    pub eos: &'a [TokenId],
     /// Tokens that must not be written: not every model of the route knows them. Ascending.
     pub masked: &'a [TokenId],
 }
 
-/// Tokens that end a request.
+/// What ends a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends<'a> {
-    pub eos: &'a [TokenId],
     pub stop: &'a [TokenId],
     pub ignore_eos: bool,
 }
 
 impl Ends<'_> {
-    fn contains(&self, token: TokenId) -> bool {
-        self.stop.contains(&token) || (!self.ignore_eos && self.eos.contains(&token))
+    /// Whether `committed` ends the request: by the end tokens of the model that wrote it.
+    fn close(&self, committed: &Committed) -> bool {
+        self.stop.contains(&committed.token) || (!self.ignore_eos && committed.eos)
     }
 }
 
@@ -96,7 +98,8 @@ pub fn resolve(situation: &Situation<'_>, decisions: &[Decision]) -> Outcome {
     let decision = decisions.get(row).copied().unwrap_or(Decision::STAY);
     if let Some(token) = decision.replacement() {
         if token < s.vocab_size && s.masked.binary_search(&token).is_err() {
-            candidate = Committed { token, logprob: f32::NAN, top_logprobs: Vec::new(), ..candidate };
+            let eos = s.eos.binary_search(&token).is_ok();
+            candidate = Committed { token, eos, logprob: f32::NAN, top_logprobs: Vec::new(), ..candidate };
         } else {
             outcome.invalid += 1;
         }
@@ -164,7 +167,7 @@ pub fn leave(outcome: Outcome, handoff: &Handoff, generated: u32, max_tokens: u3
 pub fn close(commit: &mut Vec<Committed>, generated: u32, max_tokens: u32, ends: Ends<'_>) -> Option<FinishReason> {
     for at in 0..commit.len() {
         let token = commit[at].token;
-        let reason = if ends.contains(token) {
+        let reason = if ends.close(&commit[at]) {
             FinishReason::Stop(token)
         } else if generated as usize + at + 1 >= max_tokens as usize {
             FinishReason::Length
@@ -183,7 +186,7 @@ mod tests {
     use crate::request::ModelId;
 
     fn token(token: u32) -> Committed {
-        Committed { token, model: ModelId(0), logprob: -1.0, top_logprobs: Vec::new(), signals: None }
+        Committed { token, model: ModelId(0), eos: token == 99, logprob: -1.0, top_logprobs: Vec::new(), signals: None }
     }
 
     fn tokens(of: &[Committed]) -> Vec<u32> {
@@ -202,11 +205,12 @@ mod tests {
             verify,
             candidates,
             budget: None,
-            ends: Ends { eos: &[99], stop: &[], ignore_eos: false },
+            ends: Ends { stop: &[], ignore_eos: false },
             own: 0,
             models: 2,
             vocab_size: 1000,
             masked: &[600],
+            eos: &[99],
         }
     }
 

@@ -160,6 +160,7 @@ impl SubServer {
                     candidate: outputs.samples[first + i].token,
                     draft: drafts.get(i).map(|d| d.token),
                     came_from: replica.came_from,
+                    remaining: replica.spec.new.max_tokens.saturating_sub((next + i) as u32),
                     sample: first + i,
                 });
             }
@@ -184,12 +185,14 @@ impl SubServer {
         let Some(attachment) = self.routes.get_mut(replica.spec.new.route.index()).and_then(Option::as_mut) else {
             return;
         };
+        let info = self.runner.info();
         let candidates: Vec<Committed> = (first..first + run.sampled)
             .map(|row| {
                 let sample = &outputs.samples[row];
                 Committed {
                     token: sample.token,
                     model: self.id,
+                    eos: info.eos.binary_search(&sample.token).is_ok(),
                     logprob: sample.logprob,
                     top_logprobs: sample.top_logprobs.clone(),
                     signals: replica.spec.new.return_signals.then(|| Box::new(outputs.signals.named(row))),
@@ -199,7 +202,6 @@ impl SubServer {
         if replica.idle_handoffs >= MAX_IDLE_HANDOFFS {
             self.counters.invalid_decisions += stay_instead(decisions);
         }
-        let info = self.runner.info();
         let situation = Situation {
             generated: replica.generated(),
             max_tokens: replica.spec.new.max_tokens,
@@ -207,11 +209,12 @@ impl SubServer {
             verify: replica.verify,
             candidates: &candidates,
             budget: replica.budget,
-            ends: replica.ends(&info.eos),
+            ends: replica.ends(),
             own: attachment.own,
             models: attachment.models.len() as u32,
             vocab_size: info.vocab_size,
             masked: &attachment.masked,
+            eos: &info.eos,
         };
         let outcome = (self.resolve)(&situation, decisions);
         self.counters.invalid_decisions += u64::from(outcome.invalid);
@@ -246,7 +249,7 @@ impl SubServer {
         let answer = attachment.send(&view, to);
         let budget = replica.budget.map(|budget| budget.saturating_sub(1));
         let (generated, max_tokens) = (replica.generated(), replica.spec.new.max_tokens);
-        let ends = replica.ends(&self.runner.info().eos);
+        let ends = replica.ends();
         match answer {
             Ok(Some(handoff)) => {
                 let left = leave(outcome, &handoff, generated, max_tokens, ends);

@@ -15,7 +15,7 @@ use std::time::Duration;
 use script::{Rng, Script, oracle};
 use tokenrouter::engine::OnError;
 use tokenrouter::policy::{Linked, PolicyFactory};
-use tokenrouter::request::{ModelId, NewRequest, RequestId, RequestSpec, RouteId, SamplingParams};
+use tokenrouter::request::{ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, SamplingParams};
 use tokenrouter::runner::simulated::{Latency, SimulatedRunner};
 use tokenrouter::simulation::{Ending, Network, SimulatedModel, World};
 use tokenrouter::subserver::resolve::{Next, Outcome, Resolve, Situation, resolve};
@@ -24,6 +24,7 @@ use tokenrouter_plugin_api::{Context, Decision, ModelDescription, Services};
 
 const SCHEDULES: u64 = 12_000;
 const VOCAB: u32 = 40;
+const FOR_EVER: Duration = Duration::from_secs(3600);
 
 struct NoText;
 impl Services for NoText {
@@ -41,6 +42,8 @@ struct Route {
     models: Vec<ModelId>,
     entry: usize,
     key: Option<u64>,
+    /// The policy panics now and then, and this follows.
+    faulty: Option<OnError>,
 }
 
 fn attachment(route: &Route, model: ModelId) -> Option<Attachment> {
@@ -57,20 +60,24 @@ fn attachment(route: &Route, model: ModelId) -> Option<Attachment> {
             eos: &[0],
             services: &NoText,
         };
-        Linked::<Script>::default().create(&context, &key.to_string()).expect("a key")
+        let settings = if route.faulty.is_some() { format!("{key} faulty") } else { key.to_string() };
+        Linked::<Script>::default().create(&context, &settings).expect("a key")
     });
-    Some(Attachment::new("", policy, route.models.clone(), own as u32, OnError::FailRequest, &[]))
+    let on_error = route.faulty.unwrap_or(OnError::FailRequest);
+    Some(Attachment::new("", policy, route.models.clone(), own as u32, on_error, &[]))
 }
 
-fn random_routes(rng: &mut Rng, models: usize) -> Vec<Route> {
-    let alone = (0..models).map(|m| Route { models: vec![ModelId(m as u32)], entry: 0, key: None });
+fn random_routes(rng: &mut Rng, models: usize, faults: bool) -> Vec<Route> {
+    let alone = (0..models).map(|m| Route { models: vec![ModelId(m as u32)], entry: 0, key: None, faulty: None });
     let routed = (0..1 + rng.below(3)).map(|_| {
         let mut order: Vec<_> = (0..models as u32).map(ModelId).collect();
         for i in (1..order.len()).rev() {
             order.swap(i, rng.below(i as u64 + 1) as usize);
         }
         order.truncate(2 + rng.below(models as u64 - 1) as usize);
-        Route { entry: rng.below(order.len() as u64) as usize, models: order, key: Some(rng.next()) }
+        let entry = rng.below(order.len() as u64) as usize;
+        let on_error = if rng.chance(0.5) { OnError::StayLocal } else { OnError::FailRequest };
+        Route { entry, models: order, key: Some(rng.next()), faulty: faults.then_some(on_error) }
     });
     let routed: Vec<_> = routed.collect();
     routed.into_iter().chain(alone).collect()
@@ -82,9 +89,18 @@ fn micros(n: u64) -> Duration {
 
 /// One random world. `Err` says which invariant broke.
 fn schedule(seed: u64, resolve: Resolve) -> Result<Counts, String> {
+    world(seed, resolve, false)
+}
+
+/// The end token of a model: they differ, and the model that wrote a token decides.
+fn eos(model: ModelId) -> u32 {
+    model.0 % 3
+}
+
+fn world(seed: u64, resolve: Resolve, faults: bool) -> Result<Counts, String> {
     let mut rng = Rng(seed);
     let models = 3 + rng.below(2) as usize;
-    let routes = random_routes(&mut rng, models);
+    let routes = random_routes(&mut rng, models, faults);
     let requests = 1 + rng.below(6);
     let specs: Vec<Arc<RequestSpec>> = (1..=requests)
         .map(|id| {
@@ -100,14 +116,14 @@ fn schedule(seed: u64, resolve: Resolve) -> Result<Counts, String> {
     let simulated = (0..models as u32).map(ModelId).map(|id| {
         let pages = largest + rng.below(1 + 2 * largest as u64) as usize;
         let limits = Limits { max_rows: 1 + rng.below(40) as usize, prefill_chunk: 1 + rng.below(24) as usize };
-        let runner = SimulatedRunner::new("sim", id.0, VOCAB, pages as u32);
+        let runner = SimulatedRunner::new("sim", id.0, VOCAB, pages as u32).ending_with(vec![eos(id)]);
         let attachments = routes.iter().map(|route| attachment(route, id)).collect();
         SimulatedModel {
             server: SubServer::new(id, Box::new(runner), attachments, limits).with_resolve(resolve),
             latency: Latency::constant(micros(1 + rng.below(300))),
             min_batch: (0..1 + rng.below(4)).map(|_| 1 + rng.below(4) as u32).collect(),
-            // Without a longest wait the ladder alone must not lock up.
-            max_wait: if rng.chance(0.5) { Duration::from_secs(3600) } else { micros(rng.below(500)) },
+            // With the longest wait the ladder alone must not lock up: see `ended_at` below.
+            max_wait: if rng.chance(0.5) { FOR_EVER } else { micros(rng.below(500)) },
         }
     });
     let simulated = simulated.collect();
@@ -164,7 +180,9 @@ fn schedule(seed: u64, resolve: Resolve) -> Result<Counts, String> {
     for spec in &specs {
         let client = &world.clients[&spec.id];
         let route = &routes[spec.new.route.index()];
-        let (want, reason) = oracle(&spec.new, &route.models, route.entry, route.key, VOCAB);
+        if client.ended_at >= FOR_EVER {
+            return Err(format!("7: request {} waited at a gate for ever", spec.id));
+        }
         let got: Vec<_> = client.ledger.tokens().iter().map(|t| (t.token, t.model)).collect();
         if let Some(error) = &client.contradiction {
             return Err(format!("1: {error}"));
@@ -175,6 +193,19 @@ fn schedule(seed: u64, resolve: Resolve) -> Result<Counts, String> {
         if client.ledger.has_gap() && client.ending != Some(Ending::Cancelled) {
             return Err("1: a gap in the ledger".into());
         }
+        if let Some(on_error) = route.faulty {
+            match &client.ending {
+                Some(Ending::Finished(_)) => {}
+                Some(Ending::Failed(RequestError::Policy { .. })) if on_error == OnError::FailRequest => {
+                    counts.failed += 1
+                }
+                Some(Ending::Cancelled) if cancelled.contains(&spec.id) => {}
+                other => return Err(format!("7: after a panic ended by {other:?} ({on_error:?})")),
+            }
+            counts.tokens += got.len() as u64;
+            continue;
+        }
+        let (want, reason) = oracle(&spec.new, &route.models, route.entry, route.key, VOCAB);
         match &client.ending {
             None => return Err(format!("7: request {} never ended", spec.id)),
             Some(Ending::Cancelled) if cancelled.contains(&spec.id) => {
@@ -203,6 +234,7 @@ struct Counts {
     preemptions: u64,
     stale: u64,
     resent: u64,
+    failed: u64,
 }
 
 #[test]
@@ -231,6 +263,50 @@ fn invariants_hold_over_random_schedules() {
     ] {
         assert!(count > SCHEDULES / 50, "only {count} {what}: the schedules test too little");
     }
+}
+
+/// One more request can lower another model's threshold: that model must notice.
+#[test]
+fn a_new_request_opens_other_gates() {
+    let routes = [0, 1].map(|m| Route { models: vec![ModelId(m)], entry: 0, key: None, faulty: None });
+    let ladders = [vec![1, 1, 3], vec![1, 2, 1]];
+    let models = ladders.into_iter().zip([0, 1].map(ModelId)).map(|(min_batch, id)| {
+        let attachments = routes.iter().map(|route| attachment(route, id)).collect();
+        let limits = Limits { max_rows: 64, prefill_chunk: 64 };
+        let server = SubServer::new(id, Box::new(SimulatedRunner::new("sim", id.0, VOCAB, 64)), attachments, limits);
+        SimulatedModel { server, latency: Latency::constant(micros(10_000)), min_batch, max_wait: FOR_EVER }
+    });
+    let shapes = routes.iter().map(|r| (r.models[0], r.models.clone())).collect();
+    let mut world = World::new(models.collect(), shapes, Network::PERFECT, 0);
+    // Model 0 is busy with the first; the second waits at model 1 for company; the third comes to model 0.
+    for (id, route, at) in [(1, 0, 0), (2, 1, 1), (3, 0, 2)] {
+        let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::greedy() };
+        let new = NewRequest { route: RouteId(route), prompt: vec![1], max_tokens: 5, sampling, return_signals: false };
+        world.submit(micros(at), Arc::new(RequestSpec { id, new }));
+    }
+    while world.advance() {}
+    for (id, client) in &world.clients {
+        assert!(client.ended_at < FOR_EVER, "request {id} waited for ever");
+        assert_eq!(client.ledger.tokens().len(), 5);
+    }
+}
+
+#[test]
+fn panicking_policies_lose_nothing() {
+    // Thousands of panics are expected; their messages say nothing.
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut all = Counts::default();
+    let broken = (0..SCHEDULES / 4).find_map(|seed| match world(seed, resolve, true) {
+        Ok(counts) => {
+            all.failed += counts.failed;
+            all.tokens += counts.tokens;
+            None
+        }
+        Err(broken) => Some((seed, broken)),
+    });
+    drop(std::panic::take_hook());
+    assert_eq!(broken, None);
+    assert!(all.failed > 100 && all.tokens > 10_000, "the schedules test too little: {all:?}");
 }
 
 /// Broken copies of the resolve step. Each must be noticed within a few schedules.

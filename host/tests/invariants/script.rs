@@ -35,9 +35,15 @@ pub struct Script {
     key: u64,
     model: ModelIndex,
     models: u32,
+    faulty: bool,
 }
 
 impl Script {
+    /// Panic at some (position, hook), if this is the faulty kind.
+    fn stumble(&self, seed: u64, position: usize, hook: u64) {
+        assert!(!self.faulty || !self.rng(seed, position, 100 + hook).chance(0.03), "stumbled");
+    }
+
     fn rng(&self, seed: u64, position: usize, salt: u64) -> Rng {
         let mut rng =
             Rng(self.key ^ seed.rotate_left(17) ^ (position as u64) << 32 ^ u64::from(self.model) << 8 ^ salt);
@@ -84,24 +90,32 @@ impl Policy for Script {
     const NAME: &'static str = "script";
 
     fn create(ctx: &Context<'_>, settings: &str) -> Result<Self, PolicyError> {
-        let key = settings.parse().map_err(|_| PolicyError::new("the settings are not a key"))?;
-        Ok(Self { key, model: ctx.model, models: ctx.models.len() as u32 })
+        let (key, faulty) = settings.strip_suffix(" faulty").map_or((settings, false), |key| (key, true));
+        let key = key.parse().map_err(|_| PolicyError::new("the settings are not a key"))?;
+        Ok(Self { key, model: ctx.model, models: ctx.models.len() as u32, faulty })
     }
     fn entry(&mut self, request: &RequestView<'_>) -> Option<ModelIndex> {
+        self.stumble(request.seed, 0, 0);
         self.start(request.seed)
     }
     fn route(&mut self, batch: &RouteBatch<'_>, out: &mut [Decision]) {
         for (i, out) in out.iter_mut().enumerate() {
+            self.stumble(batch.seeds[i], batch.positions[i] as usize, 1);
             let draft = batch.drafts[i] != tokenrouter_plugin_api::NO_TOKEN;
             *out = self.decide(batch.seeds[i], batch.positions[i] as usize, draft);
         }
     }
     fn send(&mut self, request: &RequestView<'_>, _: ModelIndex) -> Handoff {
+        self.stumble(request.seed, request.generated().len(), 2);
         self.leave(request.seed, request.generated().len())
+    }
+    fn finished(&mut self, slot: u32) {
+        self.stumble(u64::from(slot), 0, 4);
     }
     fn receive(&mut self, request: &RequestView<'_>, message: &PeerView<'_>) -> Acceptance {
         // The committed tokens after this message, whatever this replica knew before.
         let committed = usize::try_from(u64::from_le_bytes(message.payload.try_into().unwrap_or([0; 8]))).unwrap_or(0);
+        self.stumble(request.seed, committed, 3);
         self.take(request.seed, committed)
     }
 }
@@ -123,8 +137,8 @@ impl Oracle<'_> {
                 return;
             }
             self.committed.push(token);
-            if token.0 == 0 && !self.new.sampling.ignore_eos {
-                self.finished = Some(FinishReason::Stop(0));
+            if token.0 == crate::eos(token.1) && !self.new.sampling.ignore_eos {
+                self.finished = Some(FinishReason::Stop(token.0));
             } else if self.committed.len() == self.new.max_tokens as usize {
                 self.finished = Some(FinishReason::Length);
             }
@@ -152,7 +166,12 @@ pub fn oracle(
     vocab: u32,
 ) -> (Text, FinishReason) {
     let seed = new.sampling.seed;
-    let at = |model: usize| Script { key: key.unwrap_or(0), model: model as u32, models: models.len() as u32 };
+    let at = |model: usize| Script {
+        key: key.unwrap_or(0),
+        model: model as u32,
+        models: models.len() as u32,
+        faulty: false,
+    };
     let mut o = Oracle { new, committed: Vec::new(), drafts: Vec::new(), finished: None };
     let (mut own, mut came_from, mut budget, mut verify, mut idle) = (entry, None, None, false, 0);
     if key.is_some()

@@ -132,13 +132,15 @@ pub struct RawBatch<'a> {
     pub candidates: RSlice<'a, u32>,
     pub drafts: RSlice<'a, u32>,
     pub last_models: RSlice<'a, u32>,
+    pub remaining: RSlice<'a, u32>,
     pub signals: RawSignals<'a>,
 }
 
 impl<'a> RawBatch<'a> {
     #[cfg(feature = "host")]
     pub fn new(view: &RouteBatch<'a>) -> Self {
-        let RouteBatch { request_ids, slots, seeds, positions, candidates, drafts, last_models, signals } = view;
+        let RouteBatch { request_ids, slots, seeds, positions, candidates, drafts, last_models, remaining, signals } =
+            view;
         Self {
             request_ids: (*request_ids).into(),
             slots: (*slots).into(),
@@ -147,6 +149,7 @@ impl<'a> RawBatch<'a> {
             candidates: (*candidates).into(),
             drafts: (*drafts).into(),
             last_models: (*last_models).into(),
+            remaining: (*remaining).into(),
             signals: RawSignals::new(signals),
         }
     }
@@ -160,6 +163,7 @@ impl<'a> RawBatch<'a> {
             candidates: self.candidates.as_slice(),
             drafts: self.drafts.as_slice(),
             last_models: self.last_models.as_slice(),
+            remaining: self.remaining.as_slice(),
             signals: self.signals.view(),
         }
     }

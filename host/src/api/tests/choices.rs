@@ -14,7 +14,8 @@ use crate::text::tokenizer_fixtures::demo;
 const END: TokenId = 2047;
 
 fn commit(start: u32, tokens: &[TokenId]) -> Event {
-    let token = |&token| Committed { token, model: ModelId(0), logprob: 0.0, top_logprobs: vec![], signals: None };
+    let token =
+        |&token| Committed { token, model: ModelId(0), eos: false, logprob: 0.0, top_logprobs: vec![], signals: None };
     Event::Committed { start, tokens: tokens.iter().map(token).collect() }
 }
 
