@@ -553,3 +553,6 @@ impl Drop for RequestStream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

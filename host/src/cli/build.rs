@@ -15,6 +15,7 @@ use crate::policy::{PolicyFactory, validate_settings};
 use crate::request::{ModelId, TokenId};
 use crate::runner::cpu::{self, CpuRunner, LoadOptions};
 use crate::runner::model_config::ModelConfig as Architecture;
+use crate::subserver::gate::{first_lockup, thresholds};
 use crate::text::{ModelText, excluded_tokens};
 
 /// Everything but the weights.
@@ -76,6 +77,18 @@ pub fn prepare(config: Config) -> Result<Prepared, Failure> {
             Failure::input(config.error(&route.settings_origin, format!("routes.{}.settings: {e}", route.name)))
         })?;
         prepared.plugins.push(plugin);
+    }
+    let ladders: Vec<Vec<u32>> = config.models.iter().map(|m| m.min_batch.clone()).collect();
+    if let Some(requests) = first_lockup(&ladders) {
+        let thresholds = thresholds(&ladders, requests);
+        let lowered: Vec<String> =
+            config.models.iter().zip(thresholds).map(|(m, b)| format!("{} {b}", m.name)).collect();
+        tracing::warn!(
+            "{}: with {requests} requests under way the models' min_batch could wait for each other for ever; \
+             the server lowers them then to: {}",
+            config.file.display(),
+            lowered.join(", ")
+        );
     }
     prepared.plan.check().map_err(|e| Failure::input(format!("{}: {e}", config.file.display())))?;
     Ok(prepared)
