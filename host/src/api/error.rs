@@ -62,6 +62,12 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
     }
 
+    /// No room just now.
+    pub fn overloaded(live: usize) -> Self {
+        let message = format!("The server is busy with {live} requests (server.max_requests). Try again in a moment.");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_overloaded", message)
+    }
+
     pub fn shutting_down() -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "The server is shutting down. Try another one.")
     }

@@ -49,7 +49,24 @@ impl SamplingDefaults {
         };
         let config: Value = serde_json::from_str(&text)
             .map_err(|e| TextError(format!("{}: not JSON: {e}. Fetch the file again", file.display())))?;
-        Ok(Self::from_generation_config(&config))
+        let defaults = Self::from_generation_config(&config);
+        let problem = defaults.problem();
+        problem.map_or(Ok(defaults), |problem| {
+            Err(TextError(format!("{}: {problem}. Mend the value or remove it", file.display())))
+        })
+    }
+
+    /// A value that no request could give either.
+    fn problem(&self) -> Option<String> {
+        [
+            ("temperature", self.temperature, 0.0, 2.0),
+            ("top_p", self.top_p, f64::from(f32::MIN_POSITIVE), 1.0),
+            ("min_p", self.min_p, 0.0, 1.0),
+            ("repetition_penalty", self.repetition_penalty, 0.01, 100.0),
+        ]
+        .into_iter()
+        .find(|(_, value, least, most)| !(least..=most).contains(&value))
+        .map(|(name, value, least, most)| format!("{name} is {value}; it must be from {least} to {most}"))
     }
 
     /// `do_sample: false` means greedy; `true` means the values given; without it OpenAI's defaults hold.

@@ -53,9 +53,9 @@ impl Run {
         options: Options,
     ) -> Result<Self, ApiError> {
         let choices = prompts.len() * generation.n;
-        if choices > MAX_CHOICES {
-            let message =
-                format!("{} prompts with n = {} are more than {MAX_CHOICES} choices.", prompts.len(), generation.n);
+        let most = MAX_CHOICES.min(state.max_requests);
+        if choices > most {
+            let message = format!("{} prompts with n = {} are more than {most} choices.", prompts.len(), generation.n);
             return Err(ApiError::value(options.prompt_field, message));
         }
         let prompt_tokens = prompts.iter().map(Vec::len).sum();
@@ -67,6 +67,10 @@ impl Run {
             min_tokens: generation.sampling.min_tokens,
         };
         let mut running = Vec::with_capacity(choices);
+        let live = state.engine.live_requests();
+        if live + choices > state.max_requests {
+            return Err(ApiError::overloaded(live));
+        }
         for prompt in prompts {
             // At least one, so that a prompt that leaves no room is refused by the engine with the numbers.
             let left = (route.room as usize).saturating_sub(prompt.len()).max(1) as u32;

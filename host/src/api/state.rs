@@ -25,6 +25,8 @@ pub struct AppState {
     pub keep_alive: Duration,
     /// Largest request body.
     pub max_body_bytes: usize,
+    /// Most choices under way at once, over all clients.
+    pub max_requests: usize,
     pub(super) started: u64,
     pub(super) warned: Warned,
     draining: AtomicBool,
@@ -39,6 +41,7 @@ impl AppState {
             defaults,
             keep_alive: Duration::from_secs(15),
             max_body_bytes: 32 << 20,
+            max_requests: 1024,
             started: unix_time(),
             warned: Warned::default(),
             draining: AtomicBool::new(false),

@@ -47,6 +47,7 @@ async fn serve(config: Config) -> Result<(), Failure> {
     let engine = Arc::new(engine);
     let mut state = AppState::new(engine.clone(), prepared.texts.clone(), prepared.defaults.clone());
     state.max_body_bytes = prepared.config.server.max_body_bytes;
+    state.max_requests = prepared.config.server.max_requests;
     let state = Arc::new(state);
     let listener = bind(address).await?;
     let address = listener.local_addr().map_err(Failure::work)?;

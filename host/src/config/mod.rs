@@ -41,6 +41,8 @@ pub struct ServerConfig {
     pub port: u16,
     /// Largest body of an HTTP request.
     pub max_body_bytes: usize,
+    /// Most answers under way at once, over all clients.
+    pub max_requests: usize,
     /// How long running requests may go on after the signal to stop.
     pub drain_timeout: Duration,
 }
@@ -51,6 +53,7 @@ impl Default for ServerConfig {
             host: IpAddr::from([127, 0, 0, 1]),
             port: 30000,
             max_body_bytes: 32 << 20,
+            max_requests: 1024,
             drain_timeout: Duration::from_secs(30),
         }
     }

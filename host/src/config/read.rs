@@ -68,6 +68,9 @@ fn server(mut section: Section) -> Result<ServerConfig, Fault> {
     if let Some(field) = section.take("max_body_bytes") {
         server.max_body_bytes = field.integer(1024..=1 << 40)? as usize;
     }
+    if let Some(field) = section.take("max_requests") {
+        server.max_requests = field.integer(1..=1 << 20)? as usize;
+    }
     if let Some(field) = section.take("drain_timeout") {
         server.drain_timeout = Duration::from_secs_f64(field.number(0.0..=86400.0)?);
     }

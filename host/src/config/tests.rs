@@ -41,6 +41,7 @@ plugin_dirs = ["lib", "/opt/policies"]
 host = "::1"
 port = 8080
 max_body_bytes = 4096
+max_requests = 7
 drain_timeout = 2.5
 [models.small]
 path = "models/small"
@@ -77,6 +78,7 @@ models = ["large", "small"]
     assert_eq!(config.server.host, "::1".parse::<IpAddr>().unwrap());
     assert_eq!(config.server.port, 8080);
     assert_eq!(config.server.max_body_bytes, 4096);
+    assert_eq!(config.server.max_requests, 7);
     assert_eq!(config.server.drain_timeout, Duration::from_millis(2500));
     assert_eq!(config.plugin_dirs, Some(vec!["lib".into(), "/opt/policies".into()]));
     let names: Vec<&str> = config.models.iter().map(|m| m.name.as_str()).collect();
@@ -120,7 +122,10 @@ fn order_of_roles() {
 fn messages_about_the_server() {
     for (line, message) in [
         ("prot = 1", "unknown key `server.prot`: did you mean `port`?"),
-        ("colour = 1", "unknown key `server.colour`: known are host, port, max_body_bytes, drain_timeout"),
+        (
+            "colour = 1",
+            "unknown key `server.colour`: known are host, port, max_body_bytes, max_requests, drain_timeout",
+        ),
         ("port = \"80\"", "server.port = \"80\": must be an integer, not a string"),
         ("port = 65536", "server.port = 65536: must be from 0 to 65535"),
         ("port = -1", "server.port = -1: must be from 0 to 65535"),

@@ -178,3 +178,24 @@ async fn readiness_is_not_liveness() {
     let (status, body) = server.json("/v1/completions", completion()).await;
     check(status, &body, 503, "shutting_down", None);
 }
+
+#[tokio::test]
+async fn more_than_the_server_writes_at_once() {
+    let pause = std::time::Duration::from_millis(20);
+    let server = Server::with("a long answer", super::fixture::Options { pause, ..Default::default() });
+    // Fill the house with slow answers, held by streams that nobody reads.
+    let mut body = completion();
+    (body["prompt"], body["n"], body["stream"]) = (json!(vec![vec![5]; 4]), 64.into(), true.into());
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(server.post("/v1/completions", body.clone()).await);
+    }
+    assert!(held.iter().all(|response| response.status() == 200));
+    let refused = server.post("/v1/completions", completion()).await;
+    assert!(refused.headers().contains_key("retry-after"));
+    let (status, json) = json_of(refused).await;
+    check(status, &json, 503, "server_overloaded", None);
+    drop(held);
+    server.idle().await;
+    server.ok("/v1/completions", completion()).await;
+}
