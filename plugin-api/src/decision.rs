@@ -22,11 +22,14 @@ pub struct Decision {
 pub enum DecisionKind {
     /// Commit the candidate (and every provisional token before it); this model goes on.
     Stay,
-    /// Keep the candidate as provisional; this model goes on.
+    /// Keep the candidate as provisional; this model goes on. Where no token remains after it, in the
+    /// request or in the visit's budget, it is committed with all provisional tokens instead: hand over
+    /// before, see [`RouteBatch::remaining`](crate::RouteBatch::remaining).
     Draft,
     /// Another model takes over; [`Policy::send`](crate::Policy::send) says what becomes of the candidate.
     To(ModelIndex),
-    /// Verifying visits only: the provisional token at this row stands; look at the next row.
+    /// Verifying visits only: the provisional token at this row stands; look at the next row. Elsewhere it
+    /// means `Stay`.
     Accept,
 }
 
@@ -69,8 +72,8 @@ impl Decision {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Handoff {
-    /// Keep the candidate (it is committed before the hand-off) or drop it (the destination writes
-    /// that position anew).
+    /// Keep the candidate (it is committed before the hand-off or, with `verify`, goes along as the last
+    /// provisional token) or drop it (the destination writes that position anew).
     pub keep_candidate: bool,
     /// Most tokens the destination may commit before the host hands the request back by itself;
     /// `None` is unlimited.
@@ -102,6 +105,23 @@ impl Handoff {
     /// The same hand-off for at most `tokens` tokens of the destination.
     pub fn budget(self, tokens: u32) -> Self {
         Self { budget: Some(tokens), ..self }
+    }
+
+    /// The same hand-off with the provisional tokens, a kept candidate included, still provisional: the
+    /// destination verifies them.
+    pub fn verify(self) -> Self {
+        Self { verify: true, ..self }
+    }
+
+    /// The same hand-off after dropping the newest `tokens` provisional tokens. A kept candidate is
+    /// dropped with them: it has lost its context.
+    pub fn rollback(self, tokens: u32) -> Self {
+        Self { rollback: tokens, ..self }
+    }
+
+    /// The same hand-off with bytes for the destination's policy.
+    pub fn payload(self, bytes: impl Into<Vec<u8>>) -> Self {
+        Self { payload: bytes.into(), ..self }
     }
 }
 

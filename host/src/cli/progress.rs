@@ -28,7 +28,8 @@ impl Progress {
 
     /// A bar for the model `name`.
     pub fn model(&self, name: &str) -> ModelProgress {
-        let bar = self.0.add(ProgressBar::new(0));
+        // Without a length the bar is empty, not full.
+        let bar = self.0.add(ProgressBar::no_length());
         let style = ProgressStyle::with_template("loading {msg}  {bar:30}  {bytes} of {total_bytes}");
         if let Ok(style) = style {
             bar.set_style(style);
@@ -48,7 +49,11 @@ impl ModelProgress {
     /// Loading has ended, well or not.
     pub fn finish(&self) {
         let (bytes, seconds) = (self.bar.position(), self.start.elapsed().as_secs_f64());
-        tracing::info!(model = self.name, "read {bytes} bytes of weights in {seconds:.2} s");
         self.bar.finish_and_clear();
+        // A log line among bars would leave pieces of them on the screen.
+        if self.bar.is_hidden() {
+            let mib = bytes as f64 / f64::from(1 << 20);
+            tracing::info!(model = self.name, "read {mib:.1} MiB of weights in {seconds:.2} s");
+        }
     }
 }
