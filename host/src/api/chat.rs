@@ -8,10 +8,11 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
+use super::admission;
 use super::answer::{self, Streaming, Usage};
 use super::choice::{Entry, Piece};
 use super::error::ApiError;
-use super::http::{json_response, random_id, read_body};
+use super::http::{json_response, random_id};
 use super::params::{Generation, Names, refuse_unbuilt};
 use super::reader::{Fields, Warned};
 use super::run::{Answer, Options, Run};
@@ -23,7 +24,10 @@ const NAMES: Names = Names { max_tokens: &["max_completion_tokens", "max_tokens"
 const MAX_MESSAGES: usize = 4096;
 
 pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let mut fields = Fields::parse(&read_body(request, state.max_body_bytes).await?)?;
+    admission::answer(state, request, answer).await
+}
+
+async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let route = state.route(&mut fields)?;
     refuse_unbuilt(&mut fields)?;
     let mut generation = Generation::read(&mut fields, NAMES, &route.defaults, route.vocab)?;

@@ -7,11 +7,12 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 
+use super::admission;
 use super::answer::{self, Usage};
 use super::choice::{End, Piece, Reason};
 use super::completions::{Prompts, tokenise};
 use super::error::ApiError;
-use super::http::{json_response, random_id, read_body};
+use super::http::{json_response, random_id};
 use super::params::{Generation, Names};
 use super::reader::{Fields, nothing};
 use super::run::{Answer, Options, Run};
@@ -22,7 +23,10 @@ const NAMES: Names = Names { max_tokens: &["max_new_tokens"], min_tokens: "min_n
 const DEFAULT_MAX_TOKENS: u32 = 128;
 
 pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
-    let mut fields = Fields::parse(&read_body(request, state.max_body_bytes).await?)?;
+    admission::answer(state, request, answer).await
+}
+
+async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let route = state.route(&mut fields)?;
     let unbuilt = ["input_embeds", "image_data", "audio_data", "return_logprob", "return_hidden_states", "lora_path"];
     for field in unbuilt {

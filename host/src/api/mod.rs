@@ -1,5 +1,6 @@
 //! The HTTP interface: OpenAI's endpoints, a native one in SGLang's shape, and health.
 
+mod admission;
 mod answer;
 mod chat;
 mod choice;

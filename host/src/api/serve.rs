@@ -25,15 +25,27 @@ const MAX_HEADERS: usize = 256;
 /// Pause after an accept that failed for want of file descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serve until `shutdown`, then finish the requests that run. Drop the future to break them off.
+/// Time that connections have after the last answer to send what is in their buffers.
+const FLUSH_TIME: Duration = Duration::from_secs(1);
+
+/// Serve until `shutdown`, then until the last answer that was admitted is delivered. Meanwhile new
+/// connections are still taken, to tell probes and clients that the server is going. Connections without
+/// an answer, such as one with half a request, are not waited for. Drop the future to break all off.
 pub async fn serve(listener: TcpListener, state: Arc<AppState>, shutdown: impl Future<Output = ()>) -> io::Result<()> {
     let (close, closing) = watch::channel(false);
     let mut connections = JoinSet::new();
-    let mut shutdown = std::pin::pin!(shutdown);
+    let admissions = state.admissions.clone();
+    let drained = async {
+        shutdown.await;
+        state.start_draining();
+        close.send_replace(true);
+        admissions.over().await;
+    };
+    let mut drained = std::pin::pin!(drained);
     let router = super::router(Arc::clone(&state));
     loop {
         tokio::select! {
-            () = &mut shutdown => break,
+            () = &mut drained => break,
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
@@ -48,9 +60,10 @@ pub async fn serve(listener: TcpListener, state: Arc<AppState>, shutdown: impl F
         }
     }
     drop(listener);
-    state.start_draining();
-    close.send_replace(true);
-    while connections.join_next().await.is_some() {}
+    let flushed = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(FLUSH_TIME, flushed).await.is_err() {
+        tracing::debug!(connections = connections.len(), "connections without an answer are closed");
+    }
     Ok(())
 }
 
@@ -59,7 +72,10 @@ async fn connection(stream: TcpStream, router: axum::Router, mut closing: watch:
         tracing::debug!(%error, "TCP_NODELAY could not be set");
     }
     let service = router.map_request(|request: Request<Incoming>| request.map(Body::new));
+    let draining = *closing.borrow();
     let connection = http1::Builder::new()
+        // Shutting down a connection that has read nothing would close it unanswered.
+        .keep_alive(!draining)
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
         .max_headers(MAX_HEADERS)
@@ -69,7 +85,7 @@ async fn connection(stream: TcpStream, router: axum::Router, mut closing: watch:
     let mut connection = std::pin::pin!(connection);
     let result = tokio::select! {
         result = &mut connection => result,
-        () = async { drop(closing.wait_for(|closing| *closing).await) } => {
+        () = async { drop(closing.wait_for(|closing| *closing).await) }, if !draining => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

@@ -1,11 +1,11 @@
 //! What the handlers share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
 
+use super::admission::Admissions;
 use super::error::ApiError;
 use super::params::SamplingDefaults;
 use super::reader::{Fields, Warned};
@@ -29,7 +29,7 @@ pub struct AppState {
     pub max_requests: usize,
     pub(super) started: u64,
     pub(super) warned: Warned,
-    draining: AtomicBool,
+    pub(super) admissions: Admissions,
 }
 
 impl AppState {
@@ -44,17 +44,17 @@ impl AppState {
             max_requests: 1024,
             started: unix_time(),
             warned: Warned::default(),
-            draining: AtomicBool::new(false),
+            admissions: Admissions::default(),
         }
     }
 
-    /// From now on `/ready` says no. Requests are still served.
+    /// From now on `/ready` says no and new requests for answers are refused. Those admitted go on.
     pub fn start_draining(&self) {
-        self.draining.store(true, Ordering::Relaxed);
+        self.admissions.close();
     }
 
     pub fn is_ready(&self) -> bool {
-        self.engine.is_ready() && !self.draining.load(Ordering::Relaxed)
+        self.engine.is_ready() && !self.admissions.is_closed()
     }
 
     /// The route that the `model` field names.

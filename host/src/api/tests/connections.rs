@@ -56,6 +56,49 @@ async fn shutting_down_finishes_what_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_draining_the_door_says_so() {
+    let server = Server::with("one two three four", Options { pause: Duration::from_millis(20), ..Options::default() });
+    let (address, stop, mut serving) = start(&server).await;
+    let mut body = chat();
+    (body["stream"], body["ignore_eos"]) = (true.into(), true.into());
+    let mut running = TcpStream::connect(address).unwrap();
+    exchange(&mut running, &request("/v1/chat/completions", &body.to_string()), "\"role\"");
+    stop.send(()).unwrap();
+    while server.state.is_ready() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    for (text, status, code) in [
+        ("GET /ready HTTP/1.1\r\nhost: x\r\n\r\n", "503", "not_ready"),
+        (&request("/v1/chat/completions", &chat().to_string()), "503", "shutting_down"),
+        ("GET /health HTTP/1.1\r\nhost: x\r\n\r\n", "200", "ok"),
+    ] {
+        let answer = exchange(&mut TcpStream::connect(address).unwrap(), text, "\0");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")) && answer.contains(code), "{answer}");
+        assert!(answer.contains("connection: close"), "{answer}");
+    }
+    // The answer under way is what the server waits for.
+    assert!(tokio::time::timeout(Duration::from_millis(50), &mut serving).await.is_err());
+    drop(running);
+    serving.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_a_request_holds_nothing_up() {
+    let server = Server::saying("ok");
+    let (address, stop, serving) = start(&server).await;
+    let mut head = TcpStream::connect(address).unwrap();
+    head.write_all(b"POST /v1/completions HT").unwrap();
+    let mut body = TcpStream::connect(address).unwrap();
+    body.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{").unwrap();
+    // Answered after both, so both were accepted.
+    exchange(&mut TcpStream::connect(address).unwrap(), "GET /health HTTP/1.1\r\nhost: x\r\n\r\n", "ok");
+    stop.send(()).unwrap();
+    serving.await.unwrap().unwrap();
+    // The ends of their streams, or a reset.
+    assert_eq!(head.read(&mut [0]).unwrap_or(0) + body.read(&mut [0]).unwrap_or(0), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_serves_many_requests() {
     let server = Server::saying("ok");
     let (address, _stop, _serving) = start(&server).await;

@@ -172,11 +172,13 @@ async fn readiness_is_not_liveness() {
     let (status, body) = json_of(response).await;
     check(status, &body, 503, "not_ready", None);
     assert_eq!(get("/health").await.status(), 200);
-    server.ok("/v1/completions", completion()).await;
-
-    server.state.engine.stop_accepting();
-    let (status, body) = server.json("/v1/completions", completion()).await;
-    check(status, &body, 503, "shutting_down", None);
+    for (path, body) in [("/v1/completions", completion()), ("/v1/chat/completions", chat()), ("/generate", json!({}))]
+    {
+        let response = server.post(path, body).await;
+        assert!(response.headers().contains_key("retry-after"));
+        let (status, body) = json_of(response).await;
+        check(status, &body, 503, "shutting_down", None);
+    }
 }
 
 #[tokio::test]
