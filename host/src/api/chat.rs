@@ -1,7 +1,6 @@
 //! POST /v1/chat/completions
 
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -39,7 +38,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let template = template_options(&mut fields)?;
     fields.finish(&state.warned);
 
-    let prompt = render(&route, messages, template).await?;
+    let prompt = state.text_work.chat(&route, messages, template).await?;
     let options = Options { default_max_tokens: None, return_signals: return_routing, prompt_field: "messages" };
     let run = Run::start(&state, &route, vec![prompt], &generation, options)?;
     let shape = Shape {
@@ -148,25 +147,6 @@ fn part_text<'a>(name: &str, part: &'a Value) -> Result<&'a str, ApiError> {
         }
         (None, _) => Err(ApiError::missing(&format!("{name}.type"), format!("`{name}.type` is required."))),
     }
-}
-
-/// Render and tokenise apart from the threads that serve connections: long prompts take a while.
-async fn render(route: &Route, messages: Vec<Value>, options: Map<String, Value>) -> Result<Vec<TokenId>, ApiError> {
-    let (text, name) = (Arc::clone(&route.text), route.name.clone());
-    let task = tokio::task::spawn_blocking(move || {
-        let rendered = text.render_chat(messages, options, SystemTime::now()).ok_or_else(|| {
-            ApiError::value("model", format!("The model `{name}` has no chat template. Use /v1/completions instead."))
-        })?;
-        let rendered = rendered.map_err(|e| {
-            ApiError::value("messages", format!("The model's chat template does not take these messages: {e}."))
-        })?;
-        let prompt = text.encode_chat(&rendered).map_err(|e| ApiError::value("messages", e.to_string()))?;
-        if prompt.is_empty() {
-            return Err(ApiError::value("messages", "The model's chat template made an empty prompt of the messages."));
-        }
-        Ok(prompt)
-    });
-    task.await.map_err(|e| ApiError::internal(format!("rendering failed: {e}")))?
 }
 
 /// What every answer of one request has in common.

@@ -12,16 +12,16 @@ use super::answer::{self, Streaming, Usage};
 use super::choice::{Entry, Piece};
 use super::error::ApiError;
 use super::http::{json_response, random_id};
-use super::params::{Generation, Names, refuse_unbuilt, token};
+use super::params::{Generation, Names, refuse_unbuilt};
+use super::prompts::Prompts;
 use super::reader::Fields;
 use super::run::{Answer, Options, Run};
 use super::sse::{self, Encoder};
 use super::state::{AppState, Route, unix_time};
-use crate::request::{MAX_TOP_LOGPROBS, TokenId};
+use crate::request::MAX_TOP_LOGPROBS;
 
 const NAMES: Names = Names { max_tokens: &["max_tokens", "max_completion_tokens"], min_tokens: "min_tokens" };
 const DEFAULT_MAX_TOKENS: u32 = 16;
-const MAX_PROMPTS: usize = 256;
 
 pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     admission::answer(state, request, answer).await
@@ -38,7 +38,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let prompt = fields.take("prompt").ok_or_else(|| ApiError::missing("prompt", "`prompt` is required."))?;
     fields.finish(&state.warned);
 
-    let prompts = tokenise(&route, Prompts::read("prompt", prompt, route.vocab)?, "prompt").await?;
+    let prompts = state.text_work.prompts(&route, Prompts::read("prompt", prompt, route.vocab)?, "prompt").await?;
     let options = Options {
         default_max_tokens: Some(DEFAULT_MAX_TOKENS),
         return_signals: return_routing,
@@ -66,74 +66,6 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     body["usage"] = usage.to_json();
     usage.log(&shape.id, &shape.route);
     Ok(json_response(StatusCode::OK, &body))
-}
-
-/// Prompts as a request gives them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Prompt {
-    Text(String),
-    Tokens(Vec<TokenId>),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prompts {
-    pub list: Vec<Prompt>,
-    /// Given as a list of prompts.
-    pub batch: bool,
-}
-
-impl Prompts {
-    /// A string, a list of strings, a list of token ids, or a list of such lists.
-    pub fn read(field: &str, value: Value, vocab: u32) -> Result<Self, ApiError> {
-        let one = |prompt| Ok(Self { list: vec![prompt], batch: false });
-        let items = match value {
-            Value::String(text) => return one(Prompt::Text(text)),
-            Value::Array(items) => items,
-            other => return Err(ApiError::wrong_type(field, "a string or a list", &other)),
-        };
-        let Some(first) = items.first() else {
-            return Err(ApiError::value(field, format!("`{field}` is an empty list.")));
-        };
-        let tokens = |items: &[Value]| {
-            if items.is_empty() {
-                return Err(ApiError::value(field, format!("`{field}` has a prompt without tokens.")));
-            }
-            let ids: Result<Vec<TokenId>, ApiError> = items.iter().map(|item| token(field, item, vocab)).collect();
-            Ok(Prompt::Tokens(ids?))
-        };
-        if first.is_number() {
-            return one(tokens(&items)?);
-        }
-        if items.len() > MAX_PROMPTS {
-            return Err(ApiError::value(field, format!("`{field}` may have at most {MAX_PROMPTS} prompts.")));
-        }
-        let prompt = |item: Value| match item {
-            Value::String(text) => Ok(Prompt::Text(text)),
-            Value::Array(items) => tokens(&items),
-            other => Err(ApiError::wrong_type(field, "made of strings or lists of token ids", &other)),
-        };
-        Ok(Self { list: items.into_iter().map(prompt).collect::<Result<_, _>>()?, batch: true })
-    }
-}
-
-/// Tokens of all prompts, made apart from the threads that serve connections.
-pub async fn tokenise(route: &Route, prompts: Prompts, field: &'static str) -> Result<Vec<Vec<TokenId>>, ApiError> {
-    let text = Arc::clone(&route.text);
-    let one = move |prompt| {
-        let tokens = match prompt {
-            Prompt::Tokens(ids) => ids,
-            Prompt::Text(prompt) => {
-                text.encode_prompt(&prompt).map_err(|e| ApiError::value(field, format!("`{field}`: {e}.")))?
-            }
-        };
-        if tokens.is_empty() {
-            let message = format!("`{field}` is empty, and this model has no token to begin with.");
-            return Err(ApiError::value(field, message));
-        }
-        Ok(tokens)
-    };
-    let task = tokio::task::spawn_blocking(move || prompts.list.into_iter().map(one).collect());
-    task.await.map_err(|e| ApiError::internal(format!("tokenising failed: {e}")))?
 }
 
 /// What every answer of one request has in common.

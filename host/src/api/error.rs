@@ -101,6 +101,12 @@ impl From<ChoiceError> for ApiError {
             ChoiceError::Request(RequestError::NotFinite { .. }) => {
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, "not_finite", error.to_string())
             }
+            // May hold what a panic said, which is for the log alone.
+            ChoiceError::Request(RequestError::Policy { route, model, .. }) => {
+                tracing::error!(%error, "an answer failed");
+                let message = format!("the policy of route `{route}` failed at model `{model}`; see the server's log");
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
+            }
             _ => Self::internal(error.to_string()),
         }
     }

@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use super::admission;
 use super::answer::{self, Usage};
 use super::choice::{End, Piece, Reason};
-use super::completions::{Prompts, tokenise};
 use super::error::ApiError;
 use super::http::{json_response, random_id};
 use super::params::{Generation, Names};
+use super::prompts::Prompts;
 use super::reader::{Fields, nothing};
 use super::run::{Answer, Options, Run};
 use super::sse::{self, Encoder};
@@ -56,7 +56,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     fields.finish(&state.warned);
 
     let batch = prompts.batch || generation.n > 1;
-    let prompts = tokenise(&route, prompts, field).await?;
+    let prompts = state.text_work.prompts(&route, prompts, field).await?;
     let prompt_lengths = prompts.iter().flat_map(|p| std::iter::repeat_n(p.len(), generation.n)).collect();
     let options =
         Options { default_max_tokens: Some(DEFAULT_MAX_TOKENS), return_signals: return_routing, prompt_field: field };

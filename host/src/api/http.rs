@@ -28,6 +28,11 @@ pub fn json_response(status: StatusCode, body: &Value) -> Response {
 /// The body of a request whose content type is JSON or not given.
 pub async fn read_body(request: Request, max_bytes: usize) -> Result<Bytes, ApiError> {
     check_content_type(request.headers())?;
+    check_content_encoding(request.headers())?;
+    let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    if announced.is_some_and(|bytes: u64| bytes > max_bytes as u64) {
+        return Err(too_large(max_bytes));
+    }
     let mut body = request.into_body();
     let mut bytes = Vec::new();
     loop {
@@ -40,11 +45,26 @@ pub async fn read_body(request: Request, max_bytes: usize) -> Result<Bytes, ApiE
         })?;
         let Ok(data) = frame.into_data() else { continue };
         if bytes.len() + data.len() > max_bytes {
-            let message = format!("The body is larger than {max_bytes} bytes. Send a shorter request.");
-            return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message));
+            return Err(too_large(max_bytes));
         }
         bytes.extend_from_slice(&data);
     }
+}
+
+fn too_large(max_bytes: usize) -> ApiError {
+    let message = format!("The body is larger than {max_bytes} bytes (server.max_body_bytes). Send a shorter request.");
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message)
+}
+
+fn check_content_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
+    for value in headers.get_all(header::CONTENT_ENCODING) {
+        let encoding = String::from_utf8_lossy(value.as_bytes());
+        if !encoding.trim().eq_ignore_ascii_case("identity") {
+            let message = format!("The content encoding `{encoding}` is not supported; send the body as it is.");
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message));
+        }
+    }
+    Ok(())
 }
 
 fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
@@ -65,6 +85,19 @@ pub async fn no_such_path(method: Method, uri: Uri) -> ApiError {
 pub async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
     let message = format!("{method} is not allowed for {}; see the Allow header.", uri.path());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}
+
+/// Text with `%20` and the like decoded. What is not UTF-8 after that has U+FFFD in its place.
+pub fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let escape = after.get(..2).filter(|_| first == b'%').and_then(|hex| std::str::from_utf8(hex).ok());
+        let decoded = escape.filter(|hex| !hex.starts_with('+')).and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        bytes.push(decoded.unwrap_or(first));
+        rest = if decoded.is_some() { &after[2..] } else { after };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Echo `X-Request-Id`, or make one, and log the request with it.

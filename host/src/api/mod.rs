@@ -11,6 +11,7 @@ mod health;
 mod http;
 mod models;
 mod params;
+mod prompts;
 mod reader;
 mod run;
 mod serve;
@@ -18,6 +19,7 @@ mod sse;
 mod state;
 #[cfg(test)]
 mod tests;
+mod tokenise;
 
 use std::sync::Arc;
 
@@ -36,7 +38,7 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/v1/chat/completions", post(chat::handle))
         .route("/v1/completions", post(completions::handle))
         .route("/generate", post(generate::handle))
-        .route("/v1/models", get(models::list))
+        .route(models::PATH, get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .route("/health", get(health::health))
         .route("/ready", get(health::ready))

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::extract::State;
+use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::http::json_response;
+use super::http::{json_response, percent_decoded};
 use super::state::{AppState, unknown_model};
 use crate::engine::RouteInfo;
 
@@ -17,7 +17,14 @@ pub async fn list(State(state): State<Arc<AppState>>) -> Response {
     json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
 }
 
-pub async fn one(State(state): State<Arc<AppState>>, Path(id): Path<String>) -> Result<Response, ApiError> {
+/// Path of the list; a name follows it after a slash.
+pub const PATH: &str = "/v1/models";
+
+/// The name is taken from the address itself: the router's own extractor answers in plain text where
+/// the name is not UTF-8.
+pub async fn one(State(state): State<Arc<AppState>>, uri: Uri) -> Result<Response, ApiError> {
+    let id = uri.path().strip_prefix(PATH).and_then(|rest| rest.strip_prefix('/')).unwrap_or_default();
+    let id = percent_decoded(id);
     let route = state.engine.find_route(&id).and_then(|route| state.engine.routes().get(route.index()));
     let route = route.ok_or_else(|| unknown_model(&id))?;
     Ok(json_response(StatusCode::OK, &describe(&state, route)))

@@ -100,13 +100,15 @@ pub struct Names {
 /// How an answer is made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generation {
-    /// With the seed of the first choice.
+    /// The same for all choices, but for the seed: see [`Self::sampling_of`].
     pub sampling: SamplingParams,
     /// `None`: the endpoint's default.
     pub max_tokens: Option<u32>,
     pub n: usize,
     pub stops: Vec<String>,
     pub include_stop: bool,
+    /// `None`: each prompt has a random one.
+    seed: Option<u64>,
 }
 
 impl Generation {
@@ -130,7 +132,7 @@ impl Generation {
             let message = format!("`{}` is larger than the most tokens allowed.", names.min_tokens);
             return Err(ApiError::value(fields.name(names.min_tokens), message));
         }
-        let seed = fields.integer("seed", i64::MIN..=i64::MAX)?.map_or_else(random_u64, |seed| seed as u64);
+        let seed = fields.integer("seed", i64::MIN..=i64::MAX)?.map(|seed| seed as u64);
         let sampling = SamplingParams {
             temperature: if temperature < MIN_TEMPERATURE { 0.0 } else { temperature as f32 },
             top_k: top_k.max(0) as u32,
@@ -139,7 +141,7 @@ impl Generation {
             repetition_penalty: repetition as f32,
             presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0) as f32,
             frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0) as f32,
-            seed,
+            seed: 0,
             top_logprobs: None,
             logit_bias: logit_bias(fields, vocab)?,
             min_tokens,
@@ -152,12 +154,19 @@ impl Generation {
             n: fields.integer("n", 1..=MAX_N)?.unwrap_or(1) as usize,
             stops: stops(fields)?,
             include_stop: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
+            seed,
         })
     }
 
-    /// Sampling parameters of choice number `choice`: the same but for the seed.
-    pub fn sampling_of(&self, choice: usize) -> SamplingParams {
-        let mut sampling = self.sampling.clone();
+    /// The seed of one prompt: the request's, or a new one.
+    pub fn prompt_seed(&self) -> u64 {
+        self.seed.unwrap_or_else(random_u64)
+    }
+
+    /// Sampling parameters of choice number `choice` of a prompt with `seed`: choice 0 has the seed itself,
+    /// the others ones derived from it.
+    pub fn sampling_of(&self, seed: u64, choice: usize) -> SamplingParams {
+        let mut sampling = SamplingParams { seed, ..self.sampling.clone() };
         if choice > 0 {
             let (low, high) = (sampling.seed as u32, (sampling.seed >> 32) as u32);
             let bits = philox([low, high], [choice as u32, 0, 0, 0]);
@@ -336,20 +345,19 @@ mod tests {
             stop_token_ids include_stop_str_in_output min_tokens max_tokens max_completion_tokens ignore_eos logit_bias
             tools response_format best_of echo suffix user tool_choice";
         let nulls: serde_json::Map<_, _> = fields.split_whitespace().map(|f| (f.to_owned(), Value::Null)).collect();
-        let mut with = read(Value::Object(nulls)).unwrap();
-        let without = read(json!({})).unwrap();
-        with.sampling.seed = without.sampling.seed;
-        assert_eq!(with, without);
+        assert_eq!(read(Value::Object(nulls)).unwrap(), read(json!({})).unwrap());
     }
 
     #[test]
     fn seeds() {
-        assert_ne!(read(json!({})).unwrap().sampling.seed, read(json!({})).unwrap().sampling.seed);
-        assert_eq!(read(json!({"seed": 0})).unwrap().sampling.seed, 0);
+        let unseeded = read(json!({})).unwrap();
+        assert_ne!(unseeded.prompt_seed(), unseeded.prompt_seed(), "one for each prompt");
+        assert_eq!(read(json!({"seed": 0})).unwrap().prompt_seed(), 0);
         let negative = read(json!({"seed": -1})).unwrap();
-        assert_eq!(negative.sampling_of(0).seed, u64::MAX);
-        assert_ne!(negative.sampling_of(1).seed, negative.sampling_of(2).seed);
-        assert_eq!(negative.sampling_of(1), read(json!({"seed": -1})).unwrap().sampling_of(1));
+        assert_eq!((negative.prompt_seed(), negative.prompt_seed()), (u64::MAX, u64::MAX), "prompts share it");
+        assert_eq!(negative.sampling_of(u64::MAX, 0).seed, u64::MAX);
+        assert_ne!(negative.sampling_of(u64::MAX, 1).seed, negative.sampling_of(u64::MAX, 2).seed);
+        assert_eq!(negative.sampling_of(5, 1), unseeded.sampling_of(5, 1));
     }
 
     #[test]

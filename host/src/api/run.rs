@@ -75,12 +75,13 @@ impl Run {
             // At least one, so that a prompt that leaves no room is refused by the engine with the numbers.
             let left = (route.room as usize).saturating_sub(prompt.len()).max(1) as u32;
             let default = options.default_max_tokens.map_or(left, |most| most.min(left));
+            let seed = generation.prompt_seed();
             for choice in 0..generation.n {
                 let request = NewRequest {
                     route: route.id,
                     prompt: prompt.clone(),
                     max_tokens: generation.max_tokens.unwrap_or(default),
-                    sampling: generation.sampling_of(choice),
+                    sampling: generation.sampling_of(seed, choice),
                     return_signals: options.return_signals,
                 };
                 let stream = state.engine.submit(request).map_err(|e| ApiError::refused(&e, options.prompt_field))?;

@@ -9,6 +9,7 @@ use super::admission::Admissions;
 use super::error::ApiError;
 use super::params::SamplingDefaults;
 use super::reader::{Fields, Warned};
+use super::tokenise::TextWork;
 use crate::engine::Engine;
 use crate::request::{RouteId, TokenId};
 use crate::runner::{ModelInfo, PAGE_TOKENS};
@@ -30,6 +31,7 @@ pub struct AppState {
     pub(super) started: u64,
     pub(super) warned: Warned,
     pub(super) admissions: Admissions,
+    pub(super) text_work: TextWork,
 }
 
 impl AppState {
@@ -45,6 +47,7 @@ impl AppState {
             started: unix_time(),
             warned: Warned::default(),
             admissions: Admissions::default(),
+            text_work: TextWork::default(),
         }
     }
 
@@ -84,6 +87,7 @@ impl AppState {
             text: text.ok_or_else(|| ApiError::internal("the route's entry model has no tokenizer"))?,
             defaults: entry.and_then(|entry| self.defaults.get(entry)).cloned().unwrap_or_default(),
             vocab: route.vocab_size,
+            context: route.context,
             room: models.iter().map(|m| m.pages.saturating_mul(PAGE_TOKENS as u32)).fold(route.context, u32::min),
             eos: eos.into(),
             model_names: all.iter().map(|model| model.name.clone()).collect(),
@@ -101,6 +105,8 @@ pub struct Route {
     pub defaults: SamplingDefaults,
     /// Tokens that all models have logits for.
     pub vocab: u32,
+    /// Most tokens of a sequence at the model with the shortest context.
+    pub context: u32,
     /// Most tokens of a sequence at the tightest model.
     pub room: u32,
     /// Tokens that end an answer at some model.

@@ -14,6 +14,7 @@ pub struct Tokenizer {
     arena: Vec<u8>,
     ends: Vec<u32>,
     kinds: Vec<Kind>,
+    longest: usize,
     lead: Lead,
 }
 
@@ -60,8 +61,14 @@ impl Tokenizer {
             return Err(TextError(format!("token id {} is too large; at most 2^24 tokens are supported", size - 1)));
         }
 
-        let mut tokenizer =
-            Self { inner, arena: Vec::new(), ends: vec![0; size], kinds: vec![Kind::Hole; size], lead: pieces.lead };
+        let mut tokenizer = Self {
+            inner,
+            arena: Vec::new(),
+            longest: 0,
+            ends: vec![0; size],
+            kinds: vec![Kind::Hole; size],
+            lead: pieces.lead,
+        };
         let mut vocabulary = vocabulary.iter().peekable();
         for id in 0..size {
             // Two texts may share an id (an added token over an entry of the model); the added one counts.
@@ -75,6 +82,7 @@ impl Tokenizer {
                 tokenizer.arena.extend(pieces.bytes(piece, &alphabet));
             }
             tokenizer.ends[id] = tokenizer.arena.len() as u32;
+            tokenizer.longest = tokenizer.longest.max(tokenizer.bytes(id as TokenId).map_or(0, <[u8]>::len));
         }
         Ok(tokenizer)
     }
@@ -101,6 +109,11 @@ impl Tokenizer {
         let mut text: String = ids.iter().map(|&id| detokenizer.push(self, id)).collect();
         text.push_str(&detokenizer.flush());
         text
+    }
+
+    /// Bytes of the longest token.
+    pub fn longest_token(&self) -> usize {
+        self.longest
     }
 
     /// One more than the largest token id.

@@ -145,6 +145,88 @@ async fn the_words_that_clients_look_for() {
 }
 
 #[tokio::test]
+async fn a_prompt_far_too_long_is_refused_before_it_is_tokenised() {
+    let server = Server::saying("ok");
+    let bytes = 4 * 257 * server.tokenizer.longest_token();
+    let long = "a".repeat(bytes);
+    let messages = json!([{"role": "user", "content": long}]);
+    for (path, field, value) in [
+        ("/v1/completions", "prompt", json!(long)),
+        ("/v1/completions", "prompt", json!(["Hi", long])),
+        ("/v1/chat/completions", "messages", messages),
+        ("/generate", "text", json!(long)),
+    ] {
+        let (status, error) = server.json(path, json!({"model": "pair", field: value})).await;
+        check(status, &error, 400, "context_length_exceeded", Some(field));
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(message.starts_with("This model's maximum context length is 256 tokens."), "{message}");
+        assert!(message.contains("bytes"), "refused by the length of the text: {message}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_announced_too_large_is_refused_unread() {
+    let server = Server::saying("ok");
+    // Waiting for this body would never end.
+    let (_sender, receiver) = tokio::sync::mpsc::channel::<()>(1);
+    let body = Body::new(Silent(receiver));
+    let request = Request::post("/v1/completions").header("content-length", (32 << 20) + 1).body(body).unwrap();
+    let (status, body) = json_of(server.send(request).await).await;
+    check(status, &body, 413, "payload_too_large", None);
+}
+
+/// A body of which nothing comes.
+struct Silent(tokio::sync::mpsc::Receiver<()>);
+
+impl axum::body::HttpBody for Silent {
+    type Data = axum::body::Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<hyper::body::Frame<Self::Data>, Self::Error>>> {
+        self.0.poll_recv(cx).map(|_| None)
+    }
+}
+
+#[tokio::test]
+async fn content_encodings() {
+    let server = Server::saying("ok");
+    for (encoding, wanted) in [("identity", 200), ("Identity", 200), ("gzip", 415), ("br", 415)] {
+        let mut request = post("/v1/completions", completion().to_string());
+        request.headers_mut().insert("content-encoding", encoding.parse().unwrap());
+        let (status, body) = json_of(server.send(request).await).await;
+        assert_eq!(status, wanted, "{body}");
+        if wanted == 415 {
+            check(status, &body, 415, "unsupported_media_type", None);
+            assert!(body["error"]["message"].as_str().unwrap().contains(encoding));
+        }
+    }
+}
+
+#[tokio::test]
+async fn names_of_models_in_addresses() {
+    let server = Server::saying("ok");
+    let get = |path: &str| server.send(Request::get(path).body(Body::empty()).unwrap());
+    for path in ["/v1/models/%ff", "/v1/models/%", "/v1/models/a%2Fb", "/v1/models/a/b", "/v1/models/%+1"] {
+        let (status, body) = json_of(get(path).await).await;
+        check(status, &body, 404, "model_not_found", Some("model"));
+    }
+    let (status, body) = json_of(get("/v1/models/%70air").await).await;
+    assert_eq!((status, &body["id"]), (200, &json!("pair")));
+}
+
+#[test]
+fn what_a_panic_says_stays_in_the_log() {
+    use crate::request::RequestError;
+    let failed = RequestError::Policy { route: "r".into(), model: "m".into(), message: "panicked: a secret".into() };
+    let error = crate::api::error::ApiError::from(crate::api::ChoiceError::from(failed));
+    assert_eq!((error.status.as_u16(), error.code), (500, "internal_error"));
+    assert!(error.message.contains('r') && !error.message.contains("secret"), "{}", error.message);
+}
+
+#[tokio::test]
 async fn unknown_fields_are_ignored() {
     let server = Server::saying("ok");
     let mut body = chat();
