@@ -12,11 +12,12 @@ use super::answer::{self, Streaming, Usage};
 use super::choice::{Entry, Piece};
 use super::error::ApiError;
 use super::http::{json_response, random_id};
-use super::params::{Generation, Names, refuse_unbuilt};
+use super::params::{Generation, Names};
 use super::reader::{Fields, Warned};
 use super::run::{Answer, Options, Run};
 use super::sse::{self, Encoder};
 use super::state::{AppState, Route, unix_time};
+use super::unbuilt::{refuse_unbuilt, special_tokens};
 use crate::request::{MAX_TOP_LOGPROBS, TokenId};
 
 const NAMES: Names = Names { max_tokens: &["max_completion_tokens", "max_tokens"], min_tokens: "min_tokens" };
@@ -36,6 +37,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let return_routing = fields.boolean("return_routing")?.unwrap_or(false);
     let messages = messages(&mut fields, &state.warned)?;
     let template = template_options(&mut fields)?;
+    special_tokens(&mut fields, &route, false, true)?;
     fields.finish(&state.warned);
 
     let prompt = state.text_work.chat(&route, messages, template).await?;
@@ -82,8 +84,6 @@ fn template_options(fields: &mut Fields) -> Result<Map<String, Value>, ApiError>
     if let Some(field) = options.keys().find(|key| ["messages", "tools", "documents"].contains(&key.as_str())) {
         return Err(ApiError::unsupported(&format!("chat_template_kwargs.{field}"), "leave it out"));
     }
-    fields.refuse("chat_template", super::reader::nothing, "put a template into the model's directory")?;
-    fields.refuse("documents", super::reader::nothing, "put them into a message")?;
     if let Some(flag) = fields.boolean("add_generation_prompt")? {
         options.insert("add_generation_prompt".into(), flag.into());
     }

@@ -12,12 +12,13 @@ use super::answer::{self, Streaming, Usage};
 use super::choice::{Entry, Piece};
 use super::error::ApiError;
 use super::http::{json_response, random_id};
-use super::params::{Generation, Names, refuse_unbuilt};
+use super::params::{Generation, Names};
 use super::prompts::Prompts;
 use super::reader::Fields;
 use super::run::{Answer, Options, Run};
 use super::sse::{self, Encoder};
 use super::state::{AppState, Route, unix_time};
+use super::unbuilt::{refuse_unbuilt, special_tokens};
 use crate::request::MAX_TOP_LOGPROBS;
 
 const NAMES: Names = Names { max_tokens: &["max_tokens", "max_completion_tokens"], min_tokens: "min_tokens" };
@@ -36,9 +37,11 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     generation.sampling.top_logprobs = logprobs;
     let return_routing = fields.boolean("return_routing")?.unwrap_or(false);
     let prompt = fields.take("prompt").ok_or_else(|| ApiError::missing("prompt", "`prompt` is required."))?;
+    let prompts = Prompts::read("prompt", prompt, route.vocab)?;
+    special_tokens(&mut fields, &route, true, prompts.has_text())?;
     fields.finish(&state.warned);
 
-    let prompts = state.text_work.prompts(&route, Prompts::read("prompt", prompt, route.vocab)?, "prompt").await?;
+    let prompts = state.text_work.prompts(&route, prompts, "prompt").await?;
     let options = Options {
         default_max_tokens: Some(DEFAULT_MAX_TOKENS),
         return_signals: return_routing,

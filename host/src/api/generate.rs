@@ -14,10 +14,11 @@ use super::error::ApiError;
 use super::http::{json_response, random_id};
 use super::params::{Generation, Names};
 use super::prompts::Prompts;
-use super::reader::{Fields, nothing};
+use super::reader::Fields;
 use super::run::{Answer, Options, Run};
 use super::sse::{self, Encoder};
 use super::state::{AppState, Route};
+use super::unbuilt::{refuse_unbuilt, special_tokens};
 
 const NAMES: Names = Names { max_tokens: &["max_new_tokens"], min_tokens: "min_new_tokens" };
 const DEFAULT_MAX_TOKENS: u32 = 128;
@@ -28,23 +29,13 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
 
 async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let route = state.route(&mut fields)?;
-    let unbuilt = ["input_embeds", "image_data", "audio_data", "return_logprob", "return_hidden_states", "lora_path"];
-    for field in unbuilt {
-        fields.refuse(field, nothing, "leave it out")?;
-    }
+    refuse_unbuilt(&mut fields)?;
     let mut sampling = match fields.object("sampling_params")? {
         Some(sampling) => sampling,
         None => Fields::of("sampling_params", json!({}))?,
     };
-    for field in ["json_schema", "regex", "ebnf", "structural_tag", "stop_regex"] {
-        sampling.refuse(field, nothing, "leave it out")?;
-    }
-    let trimmed = |value: &Value| nothing(value);
-    sampling.refuse("no_stop_trim", trimmed, "use include_stop_str_in_output")?;
-    let default_true = |value: &Value| value == &Value::Bool(true);
-    sampling.refuse("skip_special_tokens", default_true, "special tokens are never part of the text")?;
+    refuse_unbuilt(&mut sampling)?;
     let generation = Generation::read(&mut sampling, NAMES, &route.defaults, route.vocab)?;
-    sampling.finish(&state.warned);
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let return_routing = fields.boolean("return_routing")?.unwrap_or(false);
     let id = fields.string("rid")?.unwrap_or_else(|| random_id("gen-"));
@@ -53,6 +44,10 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
         (None, Some(ids)) => ("input_ids", Prompts::read("input_ids", ids, route.vocab)?),
         _ => return Err(ApiError::missing("text", "Exactly one of `text` and `input_ids` is required.")),
     };
+    for object in [&mut fields, &mut sampling] {
+        special_tokens(object, &route, true, prompts.has_text())?;
+    }
+    sampling.finish(&state.warned);
     fields.finish(&state.warned);
 
     let batch = prompts.batch || generation.n > 1;

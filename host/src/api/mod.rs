@@ -20,6 +20,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod tokenise;
+mod unbuilt;
 
 use std::sync::Arc;
 

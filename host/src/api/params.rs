@@ -7,7 +7,7 @@ use tokenrouter_plugin_api::random::philox;
 
 use super::error::ApiError;
 use super::http::random_u64;
-use super::reader::{Fields, nothing, real, whole};
+use super::reader::{Fields, real, shown, whole};
 use crate::request::{SamplingParams, TokenId};
 use crate::text::TextError;
 
@@ -128,9 +128,10 @@ impl Generation {
             max_tokens = max_tokens.or(given);
         }
         let min_tokens = fields.integer(names.min_tokens, 0..=i64::from(u32::MAX))?.unwrap_or(0) as u32;
-        if max_tokens.is_some_and(|most| min_tokens > most) {
-            let message = format!("`{}` is larger than the most tokens allowed.", names.min_tokens);
-            return Err(ApiError::value(fields.name(names.min_tokens), message));
+        if let Some(most) = max_tokens.filter(|most| min_tokens > *most) {
+            let name = fields.name(names.min_tokens);
+            let message = format!("`{name}` is {min_tokens}, but the most tokens allowed are {most}.");
+            return Err(ApiError::value(name, message));
         }
         let seed = fields.integer("seed", i64::MIN..=i64::MAX)?.map(|seed| seed as u64);
         let sampling = SamplingParams {
@@ -226,7 +227,9 @@ fn logit_bias(fields: &mut Fields, vocab: u32) -> Result<Vec<(TokenId, f32)>, Ap
 /// A token id in the vocabulary.
 pub fn token(name: &str, value: &Value, vocab: u32) -> Result<TokenId, ApiError> {
     let id = whole(value).ok_or_else(|| match value {
-        Value::String(text) => ApiError::value(name, format!("`{name}` has {text:?}, which is not a token id.")),
+        Value::String(_) | Value::Number(_) => {
+            ApiError::value(name, format!("`{name}` has {}, which is not a token id.", shown(value)))
+        }
         other => ApiError::wrong_type(name, "made of token ids", other),
     })?;
     u32::try_from(id).ok().filter(|&id| id < vocab).ok_or_else(|| {
@@ -234,54 +237,11 @@ pub fn token(name: &str, value: &Value, vocab: u32) -> Result<TokenId, ApiError>
     })
 }
 
-/// Refuse fields of OpenAI's and vLLM's interfaces that would change the answer but are not built.
-pub fn refuse_unbuilt(fields: &mut Fields) -> Result<(), ApiError> {
-    let one_or_nothing = |value: &Value| nothing(value) || whole(value) == Some(1);
-    let is_text = |value: &Value| nothing(value) || value.get("type").and_then(Value::as_str) == Some("text");
-    fields.refuse("response_format", is_text, "ask for the format in the prompt")?;
-    fields.refuse("best_of", one_or_nothing, "use `n` and choose among the choices")?;
-    let leave_out = [
-        "echo",
-        "suffix",
-        "tools",
-        "functions",
-        "prompt_logprobs",
-        "logprob_token_ids",
-        "structured_outputs",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "use_beam_search",
-        "truncate_prompt_tokens",
-        "allowed_token_ids",
-        "bad_words",
-        "prompt_embeds",
-        "continue_final_message",
-        "return_token_ids",
-        "return_tokens_as_token_ids",
-        "audio",
-        "prediction",
-        "web_search_options",
-    ];
-    for field in leave_out {
-        fields.refuse(field, nothing, "leave it out")?;
-    }
-    let default_true = |value: &Value| value == &Value::Bool(true);
-    fields.refuse("skip_special_tokens", default_true, "special tokens are never part of the text")?;
-    let no_choice = |value: &Value| nothing(value) || matches!(value.as_str(), Some("none" | "auto"));
-    fields.refuse("tool_choice", no_choice, "leave it out")?;
-    // Accepted and without effect: they name the caller, or concern only what is refused above.
-    for field in ["user", "parallel_tool_calls", "store", "metadata", "service_tier", "spaces_between_special_tokens"] {
-        fields.take(field);
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
+    use super::super::unbuilt::refuse_unbuilt;
     use super::*;
 
     const NAMES: Names = Names { max_tokens: &["max_completion_tokens", "max_tokens"], min_tokens: "min_tokens" };
@@ -336,7 +296,8 @@ mod tests {
             let error = read(json!({field: value})).unwrap_err();
             assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(field)), "{value}");
         }
-        assert!(read(json!({"max_tokens": 3, "min_tokens": 4})).is_err());
+        let message = read(json!({"max_tokens": 3, "min_tokens": 4})).unwrap_err().message;
+        assert!(message.contains('3') && message.contains('4'), "{message}");
     }
 
     #[test]

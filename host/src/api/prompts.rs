@@ -53,4 +53,9 @@ impl Prompts {
         };
         Ok(Self { list: items.into_iter().map(prompt).collect::<Result<_, _>>()?, batch: true })
     }
+
+    /// Whether any of them is to be tokenised.
+    pub fn has_text(&self) -> bool {
+        self.list.iter().any(|prompt| matches!(prompt, Prompt::Text(_)))
+    }
 }

@@ -23,7 +23,8 @@ impl Fields {
     /// The fields of a request's body.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let invalid = |message: String| ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", message);
-        let value = serde_json::from_slice(body).map_err(|e| invalid(format!("The body is not valid JSON: {e}.")))?;
+        let value =
+            serde_json::from_slice(body).map_err(|e| invalid(format!("The body is not valid JSON: {}.", fault(&e))))?;
         match value {
             Value::Object(map) => Ok(Self { map, prefix: String::new() }),
             _ => Err(invalid("The body must be a JSON object.".into())),
@@ -51,7 +52,13 @@ impl Fields {
     pub fn integer(&mut self, field: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
         let Some(value) = self.take(field) else { return Ok(None) };
         let name = self.name(field);
-        let number = whole(&value).ok_or_else(|| ApiError::wrong_type(&name, "an integer", &value))?;
+        let Some(number) = whole(&value) else {
+            let Some(number) = real(&value) else { return Err(ApiError::wrong_type(&name, "an integer", &value)) };
+            let (least, most) = range.into_inner();
+            let message = format!("`{name}` must be an integer between {least} and {most}, got {}.", shown(&value));
+            let code = if number.fract() == 0.0 { "invalid_value" } else { "invalid_type" };
+            return Err(ApiError::new(StatusCode::BAD_REQUEST, code, message).param(name));
+        };
         in_range(&name, number, &range).map(Some)
     }
 
@@ -105,6 +112,11 @@ impl Fields {
         self.map
     }
 
+    /// Names of fields not read yet that begin with `prefix`.
+    pub fn names_with_prefix(&self, prefix: &str) -> Vec<String> {
+        self.map.keys().filter(|name| name.starts_with(prefix)).cloned().collect()
+    }
+
     /// Refuse a field that would change the answer but is not built, unless its value asks for nothing.
     pub fn refuse(&mut self, field: &str, neutral: fn(&Value) -> bool, remedy: &str) -> Result<(), ApiError> {
         match self.take(field) {
@@ -141,7 +153,8 @@ pub fn nothing(value: &Value) -> bool {
 
 /// An integer, also as `5.0` or `"5"`.
 pub fn whole(value: &Value) -> Option<i64> {
-    let exact = |float: f64| (float.fract() == 0.0 && float.abs() < 9e15).then_some(float as i64);
+    const END: f64 = -(i64::MIN as f64);
+    let exact = |float: f64| (float.fract() == 0.0 && (-END..END).contains(&float)).then_some(float as i64);
     match value {
         Value::Number(number) => number.as_i64().or_else(|| exact(number.as_f64()?)),
         Value::String(text) => text.trim().parse().ok().or_else(|| exact(text.trim().parse().ok()?)),
@@ -157,6 +170,27 @@ pub fn real(value: &Value) -> Option<f64> {
         _ => None,
     };
     number.filter(|number| number.is_finite())
+}
+
+/// A value as errors show it.
+pub fn shown(value: &Value) -> String {
+    const MOST: usize = 40;
+    let text = value.to_string();
+    match text.char_indices().nth(MOST) {
+        None => text,
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
+/// What is wrong with a body, in words that need no knowledge of the parser.
+fn fault(error: &serde_json::Error) -> String {
+    let words = error.to_string();
+    // Each is what the parser says of one half of a surrogate pair alone.
+    if words.starts_with("lone leading surrogate") || words.starts_with("unexpected end of hex escape") {
+        let (line, column) = (error.line(), error.column());
+        return format!("a \\ud800-style escape without its pair at line {line} column {column}");
+    }
+    words
 }
 
 fn in_range<T: PartialOrd + Display>(name: &str, value: T, range: &RangeInclusive<T>) -> Result<T, ApiError> {
@@ -221,6 +255,38 @@ mod tests {
         let mut inner = f.object("d").unwrap().unwrap();
         assert_eq!(inner.string("x").unwrap_err().param.as_deref(), Some("d.x"));
         assert!(f.integer("e", 0..=9).is_err());
+    }
+
+    #[test]
+    fn integers_out_of_range_show_the_value_and_the_range() {
+        let json = r#"{"a": 1.5, "b": 1e30, "c": 9223372036854775808, "d": "1e30", "e": -7, "f": "2.5"}"#;
+        let cases = [
+            ("a", "1.5", "invalid_type"),
+            ("b", "1e30", "invalid_value"),
+            ("c", "9223372036854775808", "invalid_value"),
+            ("d", "1e30", "invalid_value"),
+            ("e", "-7", "invalid_value"),
+            ("f", "2.5", "invalid_type"),
+        ];
+        for (field, value, code) in cases {
+            let error = fields(json).integer(field, 0..=90).unwrap_err();
+            assert_eq!((error.code, error.param.as_deref()), (code, Some(field)));
+            let message = error.message.replace("e+", "e");
+            assert!(message.contains(value) && message.contains("between 0 and 90"), "{message}");
+        }
+        let all = i64::MIN..=i64::MAX;
+        assert_eq!(fields(r#"{"a": 1e16}"#).integer("a", all.clone()), Ok(Some(10_000_000_000_000_000)));
+        assert_eq!(fields(r#"{"a": -9223372036854775808.0}"#).integer("a", all.clone()), Ok(Some(i64::MIN)));
+        assert!(fields(r#"{"a": 9223372036854775808.0}"#).integer("a", all).is_err());
+        assert!(shown(&Value::from("é".repeat(1000))).len() < 100);
+    }
+
+    #[test]
+    fn half_a_surrogate_pair_is_named_with_its_place() {
+        for body in [r#"{"a": "\ud83d"}"#, r#"{"a": "\ud83d\u0041"}"#, r#"{"a": "\ude00"}"#, r#"{"a": "\ud83dx"}"#] {
+            let message = Fields::parse(body.as_bytes()).unwrap_err().message;
+            assert!(message.contains(r"a \ud800-style escape without its pair at line 1 column 1"), "{body} {message}");
+        }
     }
 
     #[test]

@@ -83,6 +83,11 @@ impl ModelText {
         Ok(ids)
     }
 
+    /// Whether prompts given as text get tokens that are not in the text.
+    pub fn adds_special_tokens(&self) -> bool {
+        self.encode_prompt("").is_ok_and(|ids| !ids.is_empty())
+    }
+
     /// A conversation as the model's template writes it. `options` are further values for the template.
     /// `None` if the model has no template.
     pub fn render_chat(

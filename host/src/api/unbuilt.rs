@@ -1,0 +1,227 @@
+//! Fields of other servers' interfaces that would change the answer but are not built. One list for all
+//! endpoints: a field is never refused at one and ignored at another.
+
+use serde_json::Value;
+
+use super::error::ApiError;
+use super::reader::{Fields, nothing, real};
+use super::state::Route;
+
+/// Fields with the value that asks for nothing, and what to do instead.
+type Refused = (&'static [&'static str], fn(&Value) -> bool, &'static str);
+
+const REFUSED: &[Refused] = &[
+    (
+        &["regex", "json_schema", "grammar", "ebnf", "structural_tag", "structured_outputs", "stop_regex"],
+        off,
+        "leave it out, and ask for the form in the prompt",
+    ),
+    (&["response_format"], is_text, "ask for the format in the prompt"),
+    (&["tools", "functions"], off, "leave it out"),
+    (&["tool_choice", "function_call"], no_call, "leave it out"),
+    (&["modalities"], text_alone, "answers are text; leave it out"),
+    (&["audio", "prediction", "web_search_options", "documents"], off, "leave it out"),
+    (&["input_embeds", "prompt_embeds", "image_data", "video_data", "audio_data"], off, "give the prompt as text"),
+    (&["reasoning_effort"], no_effort, "set what the model's template reads in chat_template_kwargs"),
+    (&["chat_template"], off, "put a template into the model's directory"),
+    (&["continue_final_message"], off, "use /v1/completions"),
+    (&["echo", "suffix", "truncate_prompt_tokens", "allowed_token_ids", "bad_words"], off, "leave it out"),
+    (&["best_of"], one, "use `n` and choose among the choices"),
+    (&["use_beam_search", "early_stopping"], off, "leave it out"),
+    (&["num_beams", "length_penalty", "typical_p", "tfs_z"], one, "leave it out"),
+    (
+        &["no_repeat_ngram_size", "top_a", "xtc_probability", "dry_multiplier", "mirostat", "mirostat_mode"],
+        off,
+        "leave it out",
+    ),
+    (&["logits_processors", "custom_logit_processor", "lora_path", "lora_request"], off, "leave it out"),
+    // Their 0 asks for something too.
+    (&["prompt_logprobs", "top_logprobs_num"], unset, "leave it out"),
+    (&["return_logprob"], off, "use `logprobs` of /v1/completions"),
+    (&["logprob_token_ids", "token_ids_logprob", "return_hidden_states"], off, "leave it out"),
+    (&["return_token_ids", "return_tokens_as_token_ids"], off, "use `return_routing`, whose entries have the ids"),
+    (&["skip_special_tokens"], on, "special tokens are never part of the text"),
+    (&["no_stop_trim"], off, "use `include_stop_str_in_output`"),
+];
+
+/// Accepted and without effect: they name the caller, or concern only what is refused above.
+const WITHOUT_EFFECT: &[&str] =
+    &["user", "parallel_tool_calls", "store", "metadata", "service_tier", "spaces_between_special_tokens"];
+
+/// Refuse what is not built. Every object that an endpoint reads sampling fields from goes through here.
+pub fn refuse_unbuilt(fields: &mut Fields) -> Result<(), ApiError> {
+    for (names, neutral, remedy) in REFUSED {
+        for name in *names {
+            fields.refuse(name, *neutral, remedy)?;
+        }
+    }
+    for name in fields.names_with_prefix("guided_") {
+        fields.refuse(&name, off, "leave it out, and ask for the form in the prompt")?;
+    }
+    for name in WITHOUT_EFFECT {
+        fields.take(name);
+    }
+    Ok(())
+}
+
+/// Read `add_special_tokens`, which must be what the endpoint does anyway, unless the model's tokenizer
+/// adds none or the prompt is not text.
+pub fn special_tokens(fields: &mut Fields, route: &Route, added: bool, is_text: bool) -> Result<(), ApiError> {
+    let given = fields.boolean("add_special_tokens")?;
+    if given.is_some_and(|given| given != added) && is_text && route.text.adds_special_tokens() {
+        let remedy = "leave it out, or give the prompt to /v1/completions as token ids";
+        return Err(ApiError::unsupported(&fields.name("add_special_tokens"), remedy));
+    }
+    Ok(())
+}
+
+/// False, 0, "" and []. An empty object is a value like any other: an empty schema still asks for JSON.
+fn off(value: &Value) -> bool {
+    nothing(value) && !value.is_object()
+}
+
+fn unset(value: &Value) -> bool {
+    value == &Value::Bool(false)
+}
+
+fn on(value: &Value) -> bool {
+    value == &Value::Bool(true)
+}
+
+fn one(value: &Value) -> bool {
+    real(value) == Some(1.0)
+}
+
+fn is_text(value: &Value) -> bool {
+    off(value) || value.get("type").and_then(Value::as_str) == Some("text")
+}
+
+fn no_call(value: &Value) -> bool {
+    // With no tools to choose from, `auto` is `none`.
+    off(value) || matches!(value.as_str(), Some("none" | "auto"))
+}
+
+fn no_effort(value: &Value) -> bool {
+    off(value) || value.as_str() == Some("none")
+}
+
+fn text_alone(value: &Value) -> bool {
+    off(value) || value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "text"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn refused(field: &str, value: Value) -> bool {
+        let mut fields = Fields::of("body", json!({field: value})).unwrap();
+        match refuse_unbuilt(&mut fields) {
+            Ok(()) => false,
+            Err(error) => {
+                assert_eq!((error.status.as_u16(), error.code), (400, "unsupported_parameter"));
+                assert_eq!(error.param, Some(format!("body.{field}")));
+                true
+            }
+        }
+    }
+
+    #[test]
+    fn what_would_change_the_answer() {
+        for field in ["guided_json", "guided_anything", "json_schema", "structured_outputs", "audio"] {
+            assert!(refused(field, json!({})), "{field}: an empty object asks for something");
+        }
+        for (field, value) in [
+            ("regex", json!("a+")),
+            ("ebnf", json!("x")),
+            ("grammar", json!("x")),
+            ("guided_choice", json!(["a"])),
+            ("stop_regex", json!("a")),
+            ("function_call", json!({"name": "f"})),
+            ("functions", json!([{}])),
+            ("tools", json!([{}])),
+            ("tool_choice", json!("required")),
+            ("modalities", json!(["text", "audio"])),
+            ("logits_processors", json!(["x"])),
+            ("lora_path", json!("x")),
+            ("length_penalty", json!(0.8)),
+            ("length_penalty", json!(0)),
+            ("no_repeat_ngram_size", json!(2)),
+            ("typical_p", json!(0.5)),
+            ("chat_template", json!("x")),
+            ("echo", json!(true)),
+            ("suffix", json!("x")),
+            ("best_of", json!(2)),
+            ("prompt_logprobs", json!(0)),
+            ("response_format", json!({"type": "json_object"})),
+            ("response_format", json!({})),
+            ("skip_special_tokens", json!(false)),
+        ] {
+            assert!(refused(field, value.clone()), "{field}: {value}");
+        }
+    }
+
+    #[test]
+    fn what_asks_for_nothing() {
+        let listed = REFUSED.iter().flat_map(|(names, ..)| *names).chain(&["guided_json"]);
+        for field in listed {
+            assert!(!refused(field, Value::Null), "{field}");
+        }
+        for (field, value) in [
+            ("regex", json!("")),
+            ("guided_choice", json!([])),
+            ("tools", json!([])),
+            ("tool_choice", json!("none")),
+            ("function_call", json!("auto")),
+            ("modalities", json!(["text"])),
+            ("length_penalty", json!(1.0)),
+            ("no_repeat_ngram_size", json!(0)),
+            ("typical_p", json!("1")),
+            ("echo", json!(false)),
+            ("best_of", json!(1)),
+            ("prompt_logprobs", json!(false)),
+            ("response_format", json!({"type": "text"})),
+            ("skip_special_tokens", json!(true)),
+        ] {
+            assert!(!refused(field, value.clone()), "{field}: {value}");
+        }
+    }
+
+    #[test]
+    fn special_tokens_matter_where_some_are_added() {
+        use std::sync::Arc;
+
+        use crate::request::RouteId;
+        use crate::text::ModelText;
+        use crate::text::tokenizer_fixtures::{byte_fallback, demo};
+
+        let route = |text| Route {
+            id: RouteId(0),
+            name: "r".into(),
+            text: Arc::new(text),
+            defaults: Default::default(),
+            vocab: 1,
+            context: 1,
+            room: 1,
+            eos: Arc::new([]),
+            model_names: Arc::new([]),
+        };
+        let adds = route(ModelText::new(byte_fallback(), None, &json!({"bos_token": "<s>", "add_bos_token": true})));
+        let plain = route(ModelText::new(demo(), None, &Value::Null));
+        let read = |route: &Route, given: Value, added, is_text| {
+            let mut fields = Fields::of("body", json!({"add_special_tokens": given})).unwrap();
+            special_tokens(&mut fields, route, added, is_text).is_ok()
+        };
+        assert!(!read(&adds, json!(false), true, true));
+        assert!(!read(&adds, json!(true), false, true));
+        for (route, given, is_text) in [
+            (&adds, json!(true), true),
+            (&adds, json!(null), true),
+            (&adds, json!(false), false),
+            (&plain, json!(false), true),
+        ] {
+            assert!(read(route, given, true, is_text));
+        }
+    }
+}
