@@ -16,6 +16,9 @@ use super::error::ApiError;
 /// Longest wait for the next part of a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Longest time that a refused body is still taken.
+const DISCARD_TIME: Duration = Duration::from_secs(5);
+
 const REQUEST_ID: &str = "x-request-id";
 
 pub fn json_response(status: StatusCode, body: &Value) -> Response {
@@ -27,13 +30,30 @@ pub fn json_response(status: StatusCode, body: &Value) -> Response {
 
 /// The body of a request whose content type is JSON or not given.
 pub async fn read_body(request: Request, max_bytes: usize) -> Result<Bytes, ApiError> {
-    check_content_type(request.headers())?;
-    check_content_encoding(request.headers())?;
-    let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let (parts, mut body) = request.into_parts();
+    let read = read_accepted(&parts.headers, &mut body, max_bytes).await;
+    // A client that waits for `100 Continue` sends nothing once it has the answer.
+    if read.is_err() && !parts.headers.contains_key(header::EXPECT) {
+        tokio::spawn(discard(body));
+    }
+    read
+}
+
+/// Take what a client still sends of a body that was refused. Closing a connection with bytes unread
+/// resets it, and a client that writes its whole request first would never see why.
+async fn discard(mut body: Body) {
+    let all = async { while let Some(Ok(_)) = body.frame().await {} };
+    // One that sends for longer is cut off.
+    let _ = tokio::time::timeout(DISCARD_TIME, all).await;
+}
+
+async fn read_accepted(headers: &HeaderMap, body: &mut Body, max_bytes: usize) -> Result<Bytes, ApiError> {
+    check_content_type(headers)?;
+    check_content_encoding(headers)?;
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     if announced.is_some_and(|bytes: u64| bytes > max_bytes as u64) {
         return Err(too_large(max_bytes));
     }
-    let mut body = request.into_body();
     let mut bytes = Vec::new();
     loop {
         let frame = tokio::time::timeout(BODY_TIMEOUT, body.frame()).await.map_err(|_| {

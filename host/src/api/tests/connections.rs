@@ -99,6 +99,20 @@ async fn half_a_request_holds_nothing_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_writes_first_sees_why_it_is_refused() {
+    let server = Server::saying("ok");
+    let (address, _stop, _serving) = start(&server).await;
+    let large = request("/v1/completions", &" ".repeat(server.state.max_body_bytes + 1));
+    let answer = tokio::task::spawn_blocking(move || exchange(&mut TcpStream::connect(address).unwrap(), &large, "\0"));
+    assert!(answer.await.unwrap().starts_with("HTTP/1.1 413"));
+
+    // Nobody who asks first is told to go on.
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 999999999\r\n\r\n";
+    let answer = tokio::task::spawn_blocking(move || exchange(&mut TcpStream::connect(address).unwrap(), head, "\0"));
+    assert!(answer.await.unwrap().starts_with("HTTP/1.1 413"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_serves_many_requests() {
     let server = Server::saying("ok");
     let (address, _stop, _serving) = start(&server).await;
