@@ -11,6 +11,8 @@ use crate::request::TokenId;
 const LARGEST_SIZE: usize = 1 << 22;
 const LARGEST_HEAD: usize = 1 << 12;
 const LARGEST_DEPTH: usize = 1 << 12;
+/// Bound of the numbers that scale rotary frequencies.
+const LARGEST_SCALING: f64 = 1e9;
 
 /// Why a model directory cannot be loaded. One line that names the file, the value and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -95,6 +97,7 @@ pub struct ModelConfig {
 
 /// `config.json` as published; unknown keys are common and harmless.
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct Raw {
     architectures: Option<Vec<String>>,
     vocab_size: usize,
@@ -122,6 +125,7 @@ struct Raw {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct RawRope {
     #[serde(alias = "type")]
     rope_type: Option<String>,
@@ -134,7 +138,7 @@ struct RawRope {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a token id (a whole number from 0) or a list of them")]
 enum TokenIds {
     One(TokenId),
     Many(Vec<TokenId>),
@@ -160,7 +164,7 @@ struct RawTokenizerConfig {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text, or an object with `content`")]
 enum RawToken {
     Text(String),
     Object { content: String },
@@ -189,6 +193,7 @@ impl ModelConfig {
             LoadError::new(&file, "no such file; `path` must name a Hugging Face model directory with config.json")
         })?;
         let mut config = Self::check(raw, context).map_err(|message| LoadError::new(&file, message))?;
+        config.known_end_tokens(&file, "eos_token_id", &config.eos)?;
         config.add_end_tokens(dir)?;
         Ok(config)
     }
@@ -261,6 +266,13 @@ impl ModelConfig {
             ));
         }
         let (rope_theta, rope_scaling) = rope(&raw)?;
+        let norm_eps = raw.rms_norm_eps as f32;
+        if !(norm_eps > 0.0 && raw.rms_norm_eps <= 0.1) {
+            let eps = raw.rms_norm_eps;
+            return Err(format!(
+                "rms_norm_eps is {eps:?}; it must be above 0 and at most 0.1 (1e-6 is common); download the file again"
+            ));
+        }
         let attention_bias = raw.attention_bias.unwrap_or(false);
         Ok(Self {
             architecture,
@@ -271,7 +283,7 @@ impl ModelConfig {
             heads,
             kv_heads,
             head_dim,
-            norm_eps: raw.rms_norm_eps as f32,
+            norm_eps,
             rope_theta,
             rope_scaling,
             tied: raw.tie_word_embeddings.unwrap_or(false),
@@ -286,18 +298,38 @@ impl ModelConfig {
 
     /// Unite the end tokens of all files that name some: a model may end with any of them.
     fn add_end_tokens(&mut self, dir: &Path) -> Result<(), LoadError> {
-        if let Some(raw) = read_json::<RawGeneration>(&dir.join("generation_config.json"))? {
-            self.eos.extend(raw.eos_token_id.map(TokenIds::into_vec).unwrap_or_default());
+        let file = dir.join("generation_config.json");
+        if let Some(ids) = read_json::<RawGeneration>(&file)?.and_then(|raw| raw.eos_token_id) {
+            let ids = ids.into_vec();
+            self.known_end_tokens(&file, "eos_token_id", &ids)?;
+            self.eos.extend(ids);
         }
         let text = read_json::<RawTokenizerConfig>(&dir.join("tokenizer_config.json"))?.and_then(|raw| raw.eos_token);
+        let file = dir.join("tokenizer.json");
         if let Some(RawToken::Text(text) | RawToken::Object { content: text }) = text
-            && let Some(tokenizer) = read_json::<RawTokenizer>(&dir.join("tokenizer.json"))?
+            && let Some(tokenizer) = read_json::<RawTokenizer>(&file)?
         {
-            self.eos.extend(tokenizer.added_tokens.iter().filter(|t| t.content == text).map(|t| t.id));
+            let ids: Vec<_> = tokenizer.added_tokens.iter().filter(|t| t.content == text).map(|t| t.id).collect();
+            self.known_end_tokens(&file, &format!("added_tokens: the id of the eos_token `{text}`"), &ids)?;
+            self.eos.extend(ids);
         }
         self.eos.sort_unstable();
         self.eos.dedup();
         Ok(())
+    }
+
+    /// An end token that the model cannot write would never end a sequence.
+    fn known_end_tokens(&self, file: &Path, key: &str, ids: &[TokenId]) -> Result<(), LoadError> {
+        let size = self.vocab_size;
+        match ids.iter().find(|id| **id as usize >= size) {
+            None => Ok(()),
+            Some(id) => Err(LoadError::new(
+                file,
+                format!(
+                    "{key} is {id}, but vocab_size of config.json is {size}; download the files of one model, or remove the id"
+                ),
+            )),
+        }
     }
 
     /// Radians a position, for each pair of a head.
@@ -384,28 +416,41 @@ fn rope(raw: &Raw) -> Result<(f64, RopeScaling), String> {
         (None, rope) => ("rope_scaling", rope.as_ref()),
     };
     let theta = rope.and_then(|r| r.rope_theta).or(raw.rope_theta).unwrap_or(10_000.0);
-    if !(theta > 0.0 && theta.is_finite()) {
-        return Err(format!("rope_theta is {theta}; it must be a number above 0"));
+    if !(1.0..=1e12).contains(&theta) {
+        let place = if rope.is_some_and(|r| r.rope_theta.is_some()) { format!("{key}.") } else { String::new() };
+        return Err(format!("{place}rope_theta is {theta:?}; it must be from 1 to 1e12; download the file again"));
     }
     let partial = rope.and_then(|r| r.partial_rotary_factor).or(raw.partial_rotary_factor).unwrap_or(1.0);
     if partial != 1.0 {
         return Err(format!("partial_rotary_factor {partial} is not supported; models that rotate whole heads are"));
     }
     let Some(rope) = rope else { return Ok((theta, RopeScaling::None)) };
-    let number = |name: &str, value: Option<f64>| match value {
-        Some(v) if v > 0.0 && v.is_finite() => Ok(v),
-        Some(v) => Err(format!("{key}.{name} is {v}; it must be a number above 0")),
+    let number = |name: &str, value: Option<f64>, least: f64| match value {
+        Some(v) if (least..=LARGEST_SCALING).contains(&v) => Ok(v),
+        Some(v) => Err(format!(
+            "{key}.{name} is {v:?}; it must be from {least:?} to {LARGEST_SCALING:?}; download the file again"
+        )),
         None => Err(format!("{key}.{name} is missing; download config.json again")),
     };
     let scaling = match rope.rope_type.as_deref().unwrap_or("default") {
         "default" => RopeScaling::None,
-        "linear" => RopeScaling::Linear { factor: number("factor", rope.factor)? },
-        "llama3" => RopeScaling::Llama3 {
-            factor: number("factor", rope.factor)?,
-            low_freq_factor: number("low_freq_factor", rope.low_freq_factor)?,
-            high_freq_factor: number("high_freq_factor", rope.high_freq_factor)?,
-            original_context: number("original_max_position_embeddings", rope.original_max_position_embeddings)?,
-        },
+        "linear" => RopeScaling::Linear { factor: number("factor", rope.factor, 1.0)? },
+        "llama3" => {
+            let low_freq_factor = number("low_freq_factor", rope.low_freq_factor, 1e-3)?;
+            let high_freq_factor = number("high_freq_factor", rope.high_freq_factor, 1e-3)?;
+            if high_freq_factor <= low_freq_factor {
+                return Err(format!(
+                    "{key}.high_freq_factor is {high_freq_factor:?}; it must be above low_freq_factor {low_freq_factor:?}; download the file again"
+                ));
+            }
+            let context = rope.original_max_position_embeddings;
+            RopeScaling::Llama3 {
+                factor: number("factor", rope.factor, 1.0)?,
+                low_freq_factor,
+                high_freq_factor,
+                original_context: number("original_max_position_embeddings", context, 1.0)?,
+            }
+        }
         other => {
             return Err(format!(
                 "{key} of type `{other}` is not supported; `default`, `linear` and `llama3` are, so remove the entry to run the model at its trained context"
@@ -422,9 +467,29 @@ pub(crate) fn read_json<T: serde::de::DeserializeOwned>(file: &Path) -> Result<O
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(LoadError::new(file, format!("cannot be read: {e}"))),
     };
-    serde_json::from_slice(&text)
-        .map(Some)
-        .map_err(|e| LoadError::new(file, format!("is not what was expected ({e}); download the file again")))
+    parse_json(&text).map(Some).map_err(|e| LoadError::new(file, format!("{e}; download the file again")))
+}
+
+/// An object. The message of an error names the key at fault.
+fn parse_json<T: serde::de::DeserializeOwned>(text: &[u8]) -> Result<T, String> {
+    // A struct could be read from a list too, and complaints would then be about its length.
+    if text.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
+        return Err("is no JSON object ({…})".into());
+    }
+    let mut json = serde_json::Deserializer::from_slice(text);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let key = error.path().to_string();
+        // The library names types of the program; these are the words for people.
+        let problem = ["usize", "u32", "f64", "a sequence", "a map"]
+            .into_iter()
+            .zip(["a whole number from 0", "a whole number from 0", "a number", "a list", "an object"])
+            .fold(error.inner().to_string(), |text, (from, to)| {
+                text.replace(&format!("expected {from}"), &format!("expected {to}"))
+            });
+        if key == "." { format!("is not what was expected ({problem})") } else { format!("`{key}`: {problem}") }
+    })?;
+    json.end().map_err(|e| format!("has more after the JSON object ({e})"))?;
+    Ok(value)
 }
 
 #[cfg(test)]
@@ -446,5 +511,28 @@ mod tests {
         // Where the context has 2.5 turns, halfway between the two.
         let middle = 2.5 * std::f64::consts::TAU / 8192.0;
         assert!((scaling.apply(middle) - middle * (0.5 / 8.0 + 0.5)).abs() < 1e-12);
+    }
+
+    #[test]
+    fn errors_of_json_name_the_key() {
+        let error = |text: &str| parse_json::<Raw>(text.as_bytes()).err().unwrap();
+        for (text, parts) in [
+            ("[]", &["no JSON object"][..]),
+            ("{\"hidden_size\": \"x\"}", &["`hidden_size`: ", "expected a whole number from 0 at line 1"]),
+            ("{\"hidden_size\": -1}", &["`hidden_size`: ", "`-1`"]),
+            ("{\"rms_norm_eps\": null}", &["`rms_norm_eps`: ", "expected a number"]),
+            (
+                "{\"eos_token_id\": -1}",
+                &["`eos_token_id`: expected a token id (a whole number from 0) or a list of them"],
+            ),
+            ("{\"rope_scaling\": 3}", &["`rope_scaling`: ", "expected an object"]),
+            ("{\"rope_scaling\": {\"factor\": []}}", &["`rope_scaling.factor`: ", "expected a number"]),
+            ("{", &["EOF"]),
+            ("{}", &["missing field `vocab_size`"]),
+        ] {
+            let error = error(text);
+            assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
+        }
+        assert!(parse_json::<RawGeneration>(b"{} x").is_err_and(|e| e.contains("more after")));
     }
 }
