@@ -176,7 +176,8 @@ fn tokenizers_that_do_not_fit() {
         });
     });
     let refused = refusal(&run(&["check", &file]));
-    assert!(refused.contains("c.toml:2: models.m: ") && refused.contains("tokenizer.json: "), "{refused}");
+    assert!(refused.contains("c.toml:2: models.m: "), "{refused}");
+    assert!(refused.contains("tokenizer.json: cannot encode the text `a` ("), "{refused}");
 
     let (_dir, file) = with_tokenizer(|tokenizer| tokenizer["model"]["vocab"]["zzzz"] = 2500.into());
     let refused = refusal(&run(&["check", &file]));
@@ -381,8 +382,10 @@ fn serving_and_draining() {
 
 #[test]
 fn logs_that_nobody_reads() {
-    // The third is a pipe with a reader that never reads: it fills up.
+    // The third is a full pipe with a reader that never reads; its writers block.
     let (_reader, writer) = std::io::pipe().unwrap();
+    let mut filler = writer.try_clone().unwrap();
+    std::thread::spawn(move || while filler.write_all(&[b'.'; 512]).is_ok() {});
     for stderr in [broken_pipe(), full_disk(), writer.into()] {
         let mut server = Server::logging("trace", stderr);
         for _ in 0..3 {

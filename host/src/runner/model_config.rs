@@ -436,6 +436,7 @@ fn rope(raw: &Raw) -> Result<(f64, RopeScaling), String> {
         "default" => RopeScaling::None,
         "linear" => RopeScaling::Linear { factor: number("factor", rope.factor, 1.0)? },
         "llama3" => {
+            let factor = number("factor", rope.factor, 1.0)?;
             let low_freq_factor = number("low_freq_factor", rope.low_freq_factor, 1e-3)?;
             let high_freq_factor = number("high_freq_factor", rope.high_freq_factor, 1e-3)?;
             if high_freq_factor <= low_freq_factor {
@@ -445,7 +446,7 @@ fn rope(raw: &Raw) -> Result<(f64, RopeScaling), String> {
             }
             let context = rope.original_max_position_embeddings;
             RopeScaling::Llama3 {
-                factor: number("factor", rope.factor, 1.0)?,
+                factor,
                 low_freq_factor,
                 high_freq_factor,
                 original_context: number("original_max_position_embeddings", context, 1.0)?,
