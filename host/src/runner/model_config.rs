@@ -1,5 +1,8 @@
 //! The architecture of a model directory, read from its `config.json` and checked.
 
+mod json;
+mod rope;
+
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -7,12 +10,14 @@ use serde::Deserialize;
 use super::PAGE_TOKENS;
 use crate::request::TokenId;
 
+pub(crate) use json::read_json;
+pub use rope::RopeScaling;
+use rope::{RawRope, rope};
+
 /// Bound of every size that config.json gives, large enough for any published model.
 const LARGEST_SIZE: usize = 1 << 22;
 const LARGEST_HEAD: usize = 1 << 12;
 const LARGEST_DEPTH: usize = 1 << 12;
-/// Bound of the numbers that scale rotary frequencies.
-const LARGEST_SCALING: f64 = 1e9;
 
 /// Why a model directory cannot be loaded. One line that names the file, the value and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,23 +54,6 @@ impl Architecture {
             Self::Qwen3 => "qwen3",
         }
     }
-}
-
-/// How rotary frequencies are changed for long contexts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RopeScaling {
-    None,
-    /// All frequencies divided by `factor`.
-    Linear {
-        factor: f64,
-    },
-    /// Low frequencies divided by `factor`, high ones kept, those between blended.
-    Llama3 {
-        factor: f64,
-        low_freq_factor: f64,
-        high_freq_factor: f64,
-        original_context: f64,
-    },
 }
 
 /// Everything that determines the computation and the shapes of the weights.
@@ -122,19 +110,6 @@ struct Raw {
     layer_types: Option<Vec<String>>,
     quantization_config: Option<serde_json::Value>,
     eos_token_id: Option<TokenIds>,
-}
-
-#[derive(Deserialize)]
-#[serde(expecting = "an object")]
-struct RawRope {
-    #[serde(alias = "type")]
-    rope_type: Option<String>,
-    rope_theta: Option<f64>,
-    factor: Option<f64>,
-    low_freq_factor: Option<f64>,
-    high_freq_factor: Option<f64>,
-    original_max_position_embeddings: Option<f64>,
-    partial_rotary_factor: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -376,26 +351,6 @@ impl ModelConfig {
     }
 }
 
-impl RopeScaling {
-    fn apply(self, frequency: f64) -> f64 {
-        match self {
-            Self::None => frequency,
-            Self::Linear { factor } => frequency / factor,
-            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-                let turns = original_context * frequency / std::f64::consts::TAU;
-                if turns < low_freq_factor {
-                    frequency / factor
-                } else if turns > high_freq_factor {
-                    frequency
-                } else {
-                    let blend = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
-                    (1.0 - blend) * frequency / factor + blend * frequency
-                }
-            }
-        }
-    }
-}
-
 fn architecture(names: &[String]) -> Result<Architecture, String> {
     let name = names.first().map_or("", String::as_str);
     match name {
@@ -406,134 +361,5 @@ fn architecture(names: &[String]) -> Result<Architecture, String> {
         _ => Err(format!(
             "architectures names `{name}`, which is not supported; use a model of LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM"
         )),
-    }
-}
-
-/// Old files keep the base beside an optional `rope_scaling`, new ones put all into `rope_parameters`.
-fn rope(raw: &Raw) -> Result<(f64, RopeScaling), String> {
-    let (key, rope) = match (&raw.rope_parameters, &raw.rope_scaling) {
-        (Some(rope), _) => ("rope_parameters", Some(rope)),
-        (None, rope) => ("rope_scaling", rope.as_ref()),
-    };
-    let theta = rope.and_then(|r| r.rope_theta).or(raw.rope_theta).unwrap_or(10_000.0);
-    if !(1.0..=1e12).contains(&theta) {
-        let place = if rope.is_some_and(|r| r.rope_theta.is_some()) { format!("{key}.") } else { String::new() };
-        return Err(format!("{place}rope_theta is {theta:?}; it must be from 1 to 1e12; download the file again"));
-    }
-    let partial = rope.and_then(|r| r.partial_rotary_factor).or(raw.partial_rotary_factor).unwrap_or(1.0);
-    if partial != 1.0 {
-        return Err(format!("partial_rotary_factor {partial} is not supported; models that rotate whole heads are"));
-    }
-    let Some(rope) = rope else { return Ok((theta, RopeScaling::None)) };
-    let number = |name: &str, value: Option<f64>, least: f64| match value {
-        Some(v) if (least..=LARGEST_SCALING).contains(&v) => Ok(v),
-        Some(v) => Err(format!(
-            "{key}.{name} is {v:?}; it must be from {least:?} to {LARGEST_SCALING:?}; download the file again"
-        )),
-        None => Err(format!("{key}.{name} is missing; download config.json again")),
-    };
-    let scaling = match rope.rope_type.as_deref().unwrap_or("default") {
-        "default" => RopeScaling::None,
-        "linear" => RopeScaling::Linear { factor: number("factor", rope.factor, 1.0)? },
-        "llama3" => {
-            let factor = number("factor", rope.factor, 1.0)?;
-            let low_freq_factor = number("low_freq_factor", rope.low_freq_factor, 1e-3)?;
-            let high_freq_factor = number("high_freq_factor", rope.high_freq_factor, 1e-3)?;
-            if high_freq_factor <= low_freq_factor {
-                return Err(format!(
-                    "{key}.high_freq_factor is {high_freq_factor:?}; it must be above low_freq_factor {low_freq_factor:?}; download the file again"
-                ));
-            }
-            let context = rope.original_max_position_embeddings;
-            RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_context: number("original_max_position_embeddings", context, 1.0)?,
-            }
-        }
-        other => {
-            return Err(format!(
-                "{key} of type `{other}` is not supported; `default`, `linear` and `llama3` are, so remove the entry to run the model at its trained context"
-            ));
-        }
-    };
-    Ok((theta, scaling))
-}
-
-/// `None` when there is no such file.
-pub(crate) fn read_json<T: serde::de::DeserializeOwned>(file: &Path) -> Result<Option<T>, LoadError> {
-    let text = match std::fs::read(file) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(LoadError::new(file, format!("cannot be read: {e}"))),
-    };
-    parse_json(&text).map(Some).map_err(|e| LoadError::new(file, format!("{e}; download the file again")))
-}
-
-/// An object. The message of an error names the key at fault.
-fn parse_json<T: serde::de::DeserializeOwned>(text: &[u8]) -> Result<T, String> {
-    // A struct could be read from a list too, and complaints would then be about its length.
-    if text.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
-        return Err("is no JSON object ({…})".into());
-    }
-    let mut json = serde_json::Deserializer::from_slice(text);
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        let key = error.path().to_string();
-        // The library names types of the program; these are the words for people.
-        let problem = ["usize", "u32", "f64", "a sequence", "a map"]
-            .into_iter()
-            .zip(["a whole number from 0", "a whole number from 0", "a number", "a list", "an object"])
-            .fold(error.inner().to_string(), |text, (from, to)| {
-                text.replace(&format!("expected {from}"), &format!("expected {to}"))
-            });
-        if key == "." { format!("is not what was expected ({problem})") } else { format!("`{key}`: {problem}") }
-    })?;
-    json.end().map_err(|e| format!("has more after the JSON object ({e})"))?;
-    Ok(value)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn linear_scaling_divides_all_frequencies() {
-        assert_eq!(RopeScaling::Linear { factor: 4.0 }.apply(1.0), 0.25);
-        assert_eq!(RopeScaling::None.apply(0.5), 0.5);
-    }
-
-    #[test]
-    fn llama3_scaling_keeps_the_fast_and_divides_the_slow() {
-        let scaling =
-            RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8192.0 };
-        assert_eq!(scaling.apply(1.0), 1.0);
-        assert_eq!(scaling.apply(1e-5), 1e-5 / 8.0);
-        // Where the context has 2.5 turns, halfway between the two.
-        let middle = 2.5 * std::f64::consts::TAU / 8192.0;
-        assert!((scaling.apply(middle) - middle * (0.5 / 8.0 + 0.5)).abs() < 1e-12);
-    }
-
-    #[test]
-    fn errors_of_json_name_the_key() {
-        let error = |text: &str| parse_json::<Raw>(text.as_bytes()).err().unwrap();
-        for (text, parts) in [
-            ("[]", &["no JSON object"][..]),
-            ("{\"hidden_size\": \"x\"}", &["`hidden_size`: ", "expected a whole number from 0 at line 1"]),
-            ("{\"hidden_size\": -1}", &["`hidden_size`: ", "`-1`"]),
-            ("{\"rms_norm_eps\": null}", &["`rms_norm_eps`: ", "expected a number"]),
-            (
-                "{\"eos_token_id\": -1}",
-                &["`eos_token_id`: expected a token id (a whole number from 0) or a list of them"],
-            ),
-            ("{\"rope_scaling\": 3}", &["`rope_scaling`: ", "expected an object"]),
-            ("{\"rope_scaling\": {\"factor\": []}}", &["`rope_scaling.factor`: ", "expected a number"]),
-            ("{", &["EOF"]),
-            ("{}", &["missing field `vocab_size`"]),
-        ] {
-            let error = error(text);
-            assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
-        }
-        assert!(parse_json::<RawGeneration>(b"{} x").is_err_and(|e| e.contains("more after")));
     }
 }
