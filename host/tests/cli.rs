@@ -154,6 +154,75 @@ fn refused_models() {
     }
 }
 
+/// The demo's small model with `tokenizer.json` changed.
+fn with_tokenizer(change: impl FnOnce(&mut Value)) -> (TempDir, String) {
+    let (dir, file) = copied(ONE);
+    let place = dir.path().join("model/tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(&place).unwrap()).unwrap();
+    change(&mut tokenizer);
+    std::fs::write(&place, tokenizer.to_string()).unwrap();
+    (dir, file)
+}
+
+#[test]
+fn tokenizers_that_do_not_fit() {
+    // The library loads it, and panics at each text.
+    let (_dir, file) = with_tokenizer(|tokenizer| {
+        tokenizer["post_processor"] = serde_json::json!({
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<none>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {},
+        });
+    });
+    let refused = refusal(&run(&["check", &file]));
+    assert!(refused.contains("c.toml:2: models.m: "), "{refused}");
+    assert!(refused.contains("tokenizer.json: cannot encode the text `a` ("), "{refused}");
+
+    let (_dir, file) = with_tokenizer(|tokenizer| tokenizer["model"]["vocab"]["zzzz"] = 2500.into());
+    let refused = refusal(&run(&["check", &file]));
+    assert!(refused.contains("id 2500, but vocab_size of config.json is 2048"), "{refused}");
+
+    let (_dir, file) = with_tokenizer(|tokenizer| {
+        let mut added = tokenizer["added_tokens"][0].clone();
+        added["content"] = "<new>".into();
+        added["id"] = 2048.into();
+        tokenizer["added_tokens"].as_array_mut().unwrap().push(added);
+    });
+    let output = run(&["check", &file]);
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    assert!(told.contains("\"<new>\" has id 2048, but vocab_size of config.json is 2048"), "{told}");
+}
+
+/// A pipe whose reader has left.
+fn broken_pipe() -> Stdio {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    writer.into()
+}
+
+fn full_disk() -> Stdio {
+    std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap().into()
+}
+
+#[test]
+fn output_that_fails() {
+    let generate = ["generate", "config/demo.toml", "--route", "small", "--prompt", "x", "--max-tokens", "2"];
+    for arguments in [&["check", "config/demo.toml"][..], &generate] {
+        let output = program().args(arguments).stdout(broken_pipe()).stderr(Stdio::piped()).output().unwrap();
+        assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""), "{arguments:?}");
+        let output = program().args(arguments).stdout(full_disk()).stderr(Stdio::piped()).output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.starts_with("error: standard output: ") && error.lines().count() == 1, "{error}");
+    }
+    // What cannot be told does not change how it ends.
+    let refused = program().args(["check", "none.toml"]).stderr(broken_pipe()).status().unwrap();
+    assert_eq!(refused.code(), Some(2));
+    assert_eq!(program().args(generate).stdout(Stdio::null()).stderr(full_disk()).status().unwrap().code(), Some(0));
+}
+
 #[test]
 fn refused_arguments() {
     let refused = refusal(&run(&["check", "none.toml"]));
@@ -249,10 +318,14 @@ impl Drop for Server {
 
 impl Server {
     fn start() -> Self {
+        Self::logging("warn", Stdio::null())
+    }
+
+    fn logging(filter: &str, stderr: impl Into<Stdio>) -> Self {
         let mut process = program()
-            .args(["serve", "config/demo.toml", "--port", "0", "--log", "warn"])
+            .args(["serve", "config/demo.toml", "--port", "0", "--log", filter])
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(stderr)
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
@@ -305,6 +378,24 @@ fn serving_and_draining() {
     assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("data: [DONE]"), "{rest}");
     assert_eq!(server.process.wait().unwrap().code(), Some(0));
     assert!(TcpStream::connect(&server.address).is_err());
+}
+
+#[test]
+fn logs_that_nobody_reads() {
+    // The third is a full pipe with a reader that never reads; its writers block.
+    let (_reader, writer) = std::io::pipe().unwrap();
+    let mut filler = writer.try_clone().unwrap();
+    std::thread::spawn(move || while filler.write_all(&[b'.'; 512]).is_ok() {});
+    for stderr in [broken_pipe(), full_disk(), writer.into()] {
+        let mut server = Server::logging("trace", stderr);
+        for _ in 0..3 {
+            let mut answer = String::new();
+            server.send(&completion(100)).read_to_string(&mut answer).unwrap();
+            assert!(answer.contains("data: [DONE]"), "{answer}");
+        }
+        server.signal("TERM");
+        assert_eq!(server.process.wait().unwrap().code(), Some(0));
+    }
 }
 
 #[test]

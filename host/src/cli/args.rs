@@ -85,11 +85,11 @@ pub struct Generate {
     /// Draw from the smallest set of tokens with this much probability
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = top_p, allow_negative_numbers = true)]
     pub top_p: f32,
-    /// Draw from this many tokens; 0 for all
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    /// Draw from this many tokens; 0 or -1 for all
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = top_k, allow_negative_numbers = true)]
     pub top_k: u32,
     /// The same seed gives the same answer
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed, allow_negative_numbers = true)]
     pub seed: u64,
     /// Write JSON: the text, and each token with its model, logprob and signals
     #[arg(long)]
@@ -114,6 +114,20 @@ fn temperature(text: &str) -> Result<f32, String> {
 
 fn top_p(text: &str) -> Result<f32, String> {
     in_range(text, |p| p > 0.0 && p <= 1.0, "must be above 0 and at most 1")
+}
+
+/// As over HTTP, -1 is another way to say all.
+fn top_k(text: &str) -> Result<u32, String> {
+    match text {
+        "-1" => Ok(0),
+        text => text.parse().map_err(|_| format!("must be from -1 to {}", u32::MAX)),
+    }
+}
+
+/// As over HTTP, a negative seed stands for the 64 bits it is stored in.
+fn seed(text: &str) -> Result<u64, String> {
+    let signed = |_| text.parse::<i64>().map(|seed| seed as u64);
+    text.parse().or_else(signed).map_err(|_| format!("must be a whole number from {} to {}", i64::MIN, u64::MAX))
 }
 
 fn in_range(text: &str, fits: impl Fn(f32) -> bool, rule: &str) -> Result<f32, String> {
@@ -146,6 +160,16 @@ mod tests {
     }
 
     #[test]
+    fn negative_numbers_as_over_http() {
+        for (top_k, seed, expected) in [("-1", "-1", (0, u64::MAX)), ("7", "18446744073709551615", (7, u64::MAX))] {
+            let more = ["--prompt", "x", "--top-k", top_k, "--seed", seed];
+            let arguments = parse(&[&["generate", "c", "--route", "r"], &more[..]].concat()).unwrap();
+            let Command::Generate(generate) = arguments.command else { panic!() };
+            assert_eq!((generate.top_k, generate.seed), expected);
+        }
+    }
+
+    #[test]
     fn refusals_name_the_rule() {
         let prompt =
             |more: &[&str]| parse(&[&["generate", "c", "--route", "r", "--prompt", "x"], more].concat()).unwrap_err();
@@ -153,6 +177,8 @@ mod tests {
             (["--temperature", "-1"], "must be from 0 to 2"),
             (["--temperature", "nan"], "must be from 0 to 2"),
             (["--top-p", "0"], "must be above 0 and at most 1"),
+            (["--top-k", "-2"], "must be from -1 to 4294967295"),
+            (["--seed", "-9223372036854775809"], "must be a whole number from -9223372036854775808"),
             (["--max-tokens", "0"], "0 is not in 1..=4294967295"),
             (["--prompt-ids", "1"], "cannot be used with"),
             (["--sead", "1"], "--seed"),

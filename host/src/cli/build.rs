@@ -16,7 +16,7 @@ use crate::request::{ModelId, TokenId};
 use crate::runner::cpu::{self, CpuRunner, LoadOptions};
 use crate::runner::model_config::ModelConfig as Architecture;
 use crate::subserver::gate::{first_lockup, thresholds};
-use crate::text::{ModelText, excluded_tokens};
+use crate::text::{ModelText, excluded_tokens, readable};
 
 /// Everything but the weights.
 pub struct Prepared {
@@ -63,7 +63,13 @@ pub fn prepare(config: Config) -> Result<Prepared, Failure> {
             pages: plan::pages(model.pool, page_bytes, context).map_err(|e| named(&e))?,
             context,
         });
-        prepared.texts.push(Arc::new(ModelText::load(&directory).map_err(|e| named(&e))?));
+        let text = ModelText::load(&directory).map_err(|e| named(&e))?;
+        let file = directory.join("tokenizer.json");
+        let known = known_tokens(&text, architecture.vocab_size);
+        if let Some(leftover) = known.map_err(|e| named(&format!("{}: {e}", file.display())))? {
+            tracing::warn!("{}: {leftover}", file.display());
+        }
+        prepared.texts.push(Arc::new(text));
         prepared.defaults.push(SamplingDefaults::load(&directory).map_err(|e| named(&e))?);
         prepared.directories.push(directory);
     }
@@ -92,6 +98,24 @@ pub fn prepare(config: Config) -> Result<Prepared, Failure> {
     }
     prepared.plan.check().map_err(|e| Failure::input(format!("{}: {e}", config.file.display())))?;
     Ok(prepared)
+}
+
+/// The tokenizer belongs to a model with `width` logits. Tokens beyond them are fatal where texts would
+/// come to hold them: parts of the vocabulary, or what is put before each prompt. Other added tokens are
+/// common leftovers, and announced.
+fn known_tokens(text: &ModelText, width: usize) -> Result<Option<String>, String> {
+    let Some((id, added)) = text.tokenizer.first_beyond(width) else { return Ok(None) };
+    let prefix = text.encode_prompt("").map_err(|e| e.to_string())?;
+    let always = prefix.into_iter().find(|id| *id as usize >= width);
+    if let Some(id) = always.or((!added).then_some(id)) {
+        return Err(format!(
+            "has a token with id {id}, but vocab_size of config.json is {width}; download the tokenizer and the model of one directory"
+        ));
+    }
+    let token = readable(text.tokenizer.bytes(id).unwrap_or_default());
+    Ok(Some(format!(
+        "the added token {token:?} has id {id}, but vocab_size of config.json is {width}; prompts with it are refused"
+    )))
 }
 
 /// Tokens that not all models of `route` know, if those they share mean the same.

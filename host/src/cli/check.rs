@@ -1,7 +1,7 @@
 //! `tokenrouter check`
 
 use super::args::Check;
-use super::output::Failure;
+use super::output::{Failure, write_stdout};
 use super::progress::Progress;
 use super::serve::{plugin_infos, sources};
 use super::{build, report};
@@ -12,7 +12,7 @@ pub fn run(arguments: &Check) -> Result<(), Failure> {
     let prepared = build::prepare(config)?;
     // Weights are read and policies created as for serving: only that shows that they work.
     drop(prepared.start(&Progress::stderr())?);
-    print!("{}\n{}\n{}", prepared.plan, sources(&prepared), report::routes(&prepared.config, &plugin_infos(&prepared)));
-    println!("\n{} is in order", prepared.config.file.display());
-    Ok(())
+    let routes = report::routes(&prepared.config, &plugin_infos(&prepared));
+    let file = prepared.config.file.display();
+    write_stdout(&format!("{}\n{}\n{routes}\n{file} is in order\n", prepared.plan, sources(&prepared)))
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::args::Generate;
 use super::build::{self, Prepared};
-use super::output::{Failure, stdout_is_coloured};
+use super::output::{Failure, stdout_is_coloured, write_stdout};
 use super::printer::Printer;
 use super::progress::Progress;
 use crate::api::{Choice, End, Ending, Entry, finish_reason, logprob};
@@ -114,22 +114,23 @@ async fn print(mut choice: Choice, route: &RouteInfo, engine: &Engine) -> Result
         let piece = tokio::select! {
             piece = choice.next() => piece,
             _ = &mut interrupt => {
-                write(&(printer.end("") + "\n"))?;
+                write_stdout(&(printer.end("") + "\n"))?;
                 return Err(Failure::work("interrupted"));
             }
         };
         let piece = match piece {
             Ok(piece) => piece,
             Err(error) => {
-                write(&(printer.end("") + "\n"))?;
+                write_stdout(&(printer.end("") + "\n"))?;
                 return Err(Failure::work(error));
             }
         };
         let text: String = piece.entries.iter().map(|entry| printer.token(writer(route, entry), &entry.text)).collect();
-        write(&text)?;
+        write_stdout(&text)?;
         if let Some(end) = piece.end {
-            write(&(printer.end("") + "\n"))?;
-            eprintln!("{}", printer.legend(end.handoffs, finish_reason(&end)));
+            write_stdout(&(printer.end("") + "\n"))?;
+            // The answer is out; a legend that cannot be written is no failure.
+            let _ = writeln!(io::stderr(), "{}", printer.legend(end.handoffs, finish_reason(&end)));
             return Ok(());
         }
     }
@@ -151,7 +152,7 @@ async fn print_json(
         }
     };
     let answer = answer_json(&text, &entries, &end, route, engine, prompt_tokens);
-    write(&format!("{answer:#}\n"))
+    write_stdout(&format!("{answer:#}\n"))
 }
 
 fn answer_json(
@@ -193,12 +194,4 @@ fn answer_json(
         },
         "tokens": tokens.collect::<Vec<_>>(),
     })
-}
-
-fn write(text: &str) -> Result<(), Failure> {
-    let mut stdout = io::stdout().lock();
-    stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush())
-        .map_err(|e| Failure::work(format!("standard output: {e}")))
 }

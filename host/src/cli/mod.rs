@@ -10,25 +10,30 @@ mod printer;
 mod progress;
 mod report;
 mod serve;
+mod stderr;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use args::{Arguments, Command};
+use stderr::StderrLines;
 
 /// Run the command line of this process. Exit status: 0, 1 when something went wrong while working, 2
 /// when the input is at fault.
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let default = if matches!(arguments.command, Command::Serve(_)) { "info" } else { "warn" };
-    let result = output::log_to_stderr(arguments.log.as_deref(), default).and_then(|()| match &arguments.command {
+    let Ok(lines) = StderrLines::start() else { return ExitCode::FAILURE };
+    output::panics_to_stderr(&lines);
+    let logging = output::log_to_stderr(&lines, arguments.log.as_deref(), default);
+    let result = logging.and_then(|()| match &arguments.command {
         Command::Serve(serve) => serve::run(serve),
         Command::Generate(generate) => generate::run(generate),
         Command::Check(check) => check::run(check),
     });
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
-    }
+    let Err(failure) = result else { return ExitCode::SUCCESS };
+    let (status, line) = failure.report(output::stderr_is_coloured());
+    line.into_iter().for_each(|line| lines.last(line));
+    status
 }

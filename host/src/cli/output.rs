@@ -1,10 +1,13 @@
 //! Errors, colours and logs on the terminal.
 
 use std::ffi::OsStr;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use tracing_subscriber::EnvFilter;
+
+use super::stderr::StderrLines;
+use crate::text::TRIAL_THREAD;
 
 /// Why a command ended. One line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,17 +28,28 @@ impl Failure {
         Self { status: 1, message: error.to_string() }
     }
 
-    /// Write the line to standard error.
-    pub fn report(&self) -> ExitCode {
+    /// Standard output could not be written. A reader that has seen enough is no fault: it is ended
+    /// quietly, with success.
+    pub fn output(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self { status: 0, message: String::new() },
+            _ => Self::work(format!("standard output: {error}")),
+        }
+    }
+
+    /// Exit status, and the line for standard error if there is something to say.
+    pub fn report(&self, coloured: bool) -> (ExitCode, Option<String>) {
         // One line, whatever a library put into its message.
         let message = self.message.split('\n').map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ");
-        if stderr_is_coloured() {
-            eprintln!("\x1b[1;31merror:\x1b[0m {message}")
-        } else {
-            eprintln!("error: {message}")
-        }
-        ExitCode::from(self.status)
+        let word = if coloured { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
+        (ExitCode::from(self.status), (self.status != 0).then(|| format!("{word} {message}\n")))
     }
+}
+
+/// Write all of `text` to standard output now.
+pub fn write_stdout(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(Failure::output)
 }
 
 /// Colours go to terminals only, and not where `NO_COLOR` is set.
@@ -52,22 +66,49 @@ pub fn stdout_is_coloured() -> bool {
 }
 
 /// Send logs to standard error. `filter` is the user's, `default` the command's.
-pub fn log_to_stderr(filter: Option<&str>, default: &str) -> Result<(), Failure> {
+pub fn log_to_stderr(lines: &StderrLines, filter: Option<&str>, default: &str) -> Result<(), Failure> {
     let text = filter.filter(|f| !f.is_empty()).unwrap_or(default);
     let filter = EnvFilter::try_new(text).map_err(|e| {
         Failure::input(format!("--log {text:?}: {e}; write a level such as `info`, or `info,tokenrouter=debug`"))
     })?;
+    let sink = lines.sink();
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(move || sink.clone())
         .with_ansi(stderr_is_coloured())
+        .log_internal_errors(false)
         .try_init()
         .map_err(Failure::work)
+}
+
+/// Report panics through `lines` too: the standard report blocks where nobody reads standard error.
+pub fn panics_to_stderr(lines: &StderrLines) {
+    let sink = lines.sink();
+    std::panic::set_hook(Box::new(move |info| {
+        let thread = std::thread::current();
+        // A trial's panic is its result and told as such.
+        if thread.name() != Some(TRIAL_THREAD) {
+            let trace = std::backtrace::Backtrace::capture();
+            let trace = match trace.status() {
+                std::backtrace::BacktraceStatus::Captured => format!("{trace}\n"),
+                _ => String::new(),
+            };
+            sink.clone().put(format!("thread {:?} {info}\n{trace}", thread.name().unwrap_or("unnamed")).into_bytes());
+        }
+    }));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reader_that_leaves_is_no_fault() {
+        let (_, line) = Failure::output(io::ErrorKind::BrokenPipe.into()).report(false);
+        assert_eq!(line, None);
+        let (_, line) = Failure::output(io::ErrorKind::StorageFull.into()).report(false);
+        assert!(line.is_some_and(|line| line.starts_with("error: standard output: ")));
+    }
 
     #[test]
     fn when_there_are_colours() {

@@ -1,11 +1,18 @@
 //! The architecture of a model directory, read from its `config.json` and checked.
 
+mod json;
+mod rope;
+
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
 use super::PAGE_TOKENS;
 use crate::request::TokenId;
+
+pub(crate) use json::read_json;
+pub use rope::RopeScaling;
+use rope::{RawRope, rope};
 
 /// Bound of every size that config.json gives, large enough for any published model.
 const LARGEST_SIZE: usize = 1 << 22;
@@ -49,23 +56,6 @@ impl Architecture {
     }
 }
 
-/// How rotary frequencies are changed for long contexts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RopeScaling {
-    None,
-    /// All frequencies divided by `factor`.
-    Linear {
-        factor: f64,
-    },
-    /// Low frequencies divided by `factor`, high ones kept, those between blended.
-    Llama3 {
-        factor: f64,
-        low_freq_factor: f64,
-        high_freq_factor: f64,
-        original_context: f64,
-    },
-}
-
 /// Everything that determines the computation and the shapes of the weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -95,6 +85,7 @@ pub struct ModelConfig {
 
 /// `config.json` as published; unknown keys are common and harmless.
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct Raw {
     architectures: Option<Vec<String>>,
     vocab_size: usize,
@@ -122,19 +113,7 @@ struct Raw {
 }
 
 #[derive(Deserialize)]
-struct RawRope {
-    #[serde(alias = "type")]
-    rope_type: Option<String>,
-    rope_theta: Option<f64>,
-    factor: Option<f64>,
-    low_freq_factor: Option<f64>,
-    high_freq_factor: Option<f64>,
-    original_max_position_embeddings: Option<f64>,
-    partial_rotary_factor: Option<f64>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a token id (a whole number from 0) or a list of them")]
 enum TokenIds {
     One(TokenId),
     Many(Vec<TokenId>),
@@ -160,7 +139,7 @@ struct RawTokenizerConfig {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text, or an object with `content`")]
 enum RawToken {
     Text(String),
     Object { content: String },
@@ -189,6 +168,7 @@ impl ModelConfig {
             LoadError::new(&file, "no such file; `path` must name a Hugging Face model directory with config.json")
         })?;
         let mut config = Self::check(raw, context).map_err(|message| LoadError::new(&file, message))?;
+        config.known_end_tokens(&file, "eos_token_id", &config.eos)?;
         config.add_end_tokens(dir)?;
         Ok(config)
     }
@@ -261,6 +241,13 @@ impl ModelConfig {
             ));
         }
         let (rope_theta, rope_scaling) = rope(&raw)?;
+        let norm_eps = raw.rms_norm_eps as f32;
+        if !(norm_eps > 0.0 && raw.rms_norm_eps <= 0.1) {
+            let eps = raw.rms_norm_eps;
+            return Err(format!(
+                "rms_norm_eps is {eps:?}; it must be above 0 and at most 0.1 (1e-6 is common); download the file again"
+            ));
+        }
         let attention_bias = raw.attention_bias.unwrap_or(false);
         Ok(Self {
             architecture,
@@ -271,7 +258,7 @@ impl ModelConfig {
             heads,
             kv_heads,
             head_dim,
-            norm_eps: raw.rms_norm_eps as f32,
+            norm_eps,
             rope_theta,
             rope_scaling,
             tied: raw.tie_word_embeddings.unwrap_or(false),
@@ -286,18 +273,38 @@ impl ModelConfig {
 
     /// Unite the end tokens of all files that name some: a model may end with any of them.
     fn add_end_tokens(&mut self, dir: &Path) -> Result<(), LoadError> {
-        if let Some(raw) = read_json::<RawGeneration>(&dir.join("generation_config.json"))? {
-            self.eos.extend(raw.eos_token_id.map(TokenIds::into_vec).unwrap_or_default());
+        let file = dir.join("generation_config.json");
+        if let Some(ids) = read_json::<RawGeneration>(&file)?.and_then(|raw| raw.eos_token_id) {
+            let ids = ids.into_vec();
+            self.known_end_tokens(&file, "eos_token_id", &ids)?;
+            self.eos.extend(ids);
         }
         let text = read_json::<RawTokenizerConfig>(&dir.join("tokenizer_config.json"))?.and_then(|raw| raw.eos_token);
+        let file = dir.join("tokenizer.json");
         if let Some(RawToken::Text(text) | RawToken::Object { content: text }) = text
-            && let Some(tokenizer) = read_json::<RawTokenizer>(&dir.join("tokenizer.json"))?
+            && let Some(tokenizer) = read_json::<RawTokenizer>(&file)?
         {
-            self.eos.extend(tokenizer.added_tokens.iter().filter(|t| t.content == text).map(|t| t.id));
+            let ids: Vec<_> = tokenizer.added_tokens.iter().filter(|t| t.content == text).map(|t| t.id).collect();
+            self.known_end_tokens(&file, &format!("added_tokens: the id of the eos_token `{text}`"), &ids)?;
+            self.eos.extend(ids);
         }
         self.eos.sort_unstable();
         self.eos.dedup();
         Ok(())
+    }
+
+    /// An end token that the model cannot write would never end a sequence.
+    fn known_end_tokens(&self, file: &Path, key: &str, ids: &[TokenId]) -> Result<(), LoadError> {
+        let size = self.vocab_size;
+        match ids.iter().find(|id| **id as usize >= size) {
+            None => Ok(()),
+            Some(id) => Err(LoadError::new(
+                file,
+                format!(
+                    "{key} is {id}, but vocab_size of config.json is {size}; download the files of one model, or remove the id"
+                ),
+            )),
+        }
     }
 
     /// Radians a position, for each pair of a head.
@@ -344,26 +351,6 @@ impl ModelConfig {
     }
 }
 
-impl RopeScaling {
-    fn apply(self, frequency: f64) -> f64 {
-        match self {
-            Self::None => frequency,
-            Self::Linear { factor } => frequency / factor,
-            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-                let turns = original_context * frequency / std::f64::consts::TAU;
-                if turns < low_freq_factor {
-                    frequency / factor
-                } else if turns > high_freq_factor {
-                    frequency
-                } else {
-                    let blend = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
-                    (1.0 - blend) * frequency / factor + blend * frequency
-                }
-            }
-        }
-    }
-}
-
 fn architecture(names: &[String]) -> Result<Architecture, String> {
     let name = names.first().map_or("", String::as_str);
     match name {
@@ -374,77 +361,5 @@ fn architecture(names: &[String]) -> Result<Architecture, String> {
         _ => Err(format!(
             "architectures names `{name}`, which is not supported; use a model of LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM"
         )),
-    }
-}
-
-/// Old files keep the base beside an optional `rope_scaling`, new ones put all into `rope_parameters`.
-fn rope(raw: &Raw) -> Result<(f64, RopeScaling), String> {
-    let (key, rope) = match (&raw.rope_parameters, &raw.rope_scaling) {
-        (Some(rope), _) => ("rope_parameters", Some(rope)),
-        (None, rope) => ("rope_scaling", rope.as_ref()),
-    };
-    let theta = rope.and_then(|r| r.rope_theta).or(raw.rope_theta).unwrap_or(10_000.0);
-    if !(theta > 0.0 && theta.is_finite()) {
-        return Err(format!("rope_theta is {theta}; it must be a number above 0"));
-    }
-    let partial = rope.and_then(|r| r.partial_rotary_factor).or(raw.partial_rotary_factor).unwrap_or(1.0);
-    if partial != 1.0 {
-        return Err(format!("partial_rotary_factor {partial} is not supported; models that rotate whole heads are"));
-    }
-    let Some(rope) = rope else { return Ok((theta, RopeScaling::None)) };
-    let number = |name: &str, value: Option<f64>| match value {
-        Some(v) if v > 0.0 && v.is_finite() => Ok(v),
-        Some(v) => Err(format!("{key}.{name} is {v}; it must be a number above 0")),
-        None => Err(format!("{key}.{name} is missing; download config.json again")),
-    };
-    let scaling = match rope.rope_type.as_deref().unwrap_or("default") {
-        "default" => RopeScaling::None,
-        "linear" => RopeScaling::Linear { factor: number("factor", rope.factor)? },
-        "llama3" => RopeScaling::Llama3 {
-            factor: number("factor", rope.factor)?,
-            low_freq_factor: number("low_freq_factor", rope.low_freq_factor)?,
-            high_freq_factor: number("high_freq_factor", rope.high_freq_factor)?,
-            original_context: number("original_max_position_embeddings", rope.original_max_position_embeddings)?,
-        },
-        other => {
-            return Err(format!(
-                "{key} of type `{other}` is not supported; `default`, `linear` and `llama3` are, so remove the entry to run the model at its trained context"
-            ));
-        }
-    };
-    Ok((theta, scaling))
-}
-
-/// `None` when there is no such file.
-pub(crate) fn read_json<T: serde::de::DeserializeOwned>(file: &Path) -> Result<Option<T>, LoadError> {
-    let text = match std::fs::read(file) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(LoadError::new(file, format!("cannot be read: {e}"))),
-    };
-    serde_json::from_slice(&text)
-        .map(Some)
-        .map_err(|e| LoadError::new(file, format!("is not what was expected ({e}); download the file again")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn linear_scaling_divides_all_frequencies() {
-        assert_eq!(RopeScaling::Linear { factor: 4.0 }.apply(1.0), 0.25);
-        assert_eq!(RopeScaling::None.apply(0.5), 0.5);
-    }
-
-    #[test]
-    fn llama3_scaling_keeps_the_fast_and_divides_the_slow() {
-        let scaling =
-            RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8192.0 };
-        assert_eq!(scaling.apply(1.0), 1.0);
-        assert_eq!(scaling.apply(1e-5), 1e-5 / 8.0);
-        // Where the context has 2.5 turns, halfway between the two.
-        let middle = 2.5 * std::f64::consts::TAU / 8192.0;
-        assert!((scaling.apply(middle) - middle * (0.5 / 8.0 + 0.5)).abs() < 1e-12);
     }
 }

@@ -20,7 +20,7 @@ pub use detokenizer::Detokenizer;
 pub use model_text::ModelText;
 pub use shared_vocab::{VocabularyMismatch, excluded_tokens};
 pub use stop::{StopMatcher, Stopped};
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{TRIAL_THREAD, Tokenizer};
 
 /// A tokenizer or template that cannot be used. One line: which file, what is wrong, what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

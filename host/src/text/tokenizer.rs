@@ -7,6 +7,9 @@ use super::bytes::{Lead, Pieces, byte_alphabet};
 use crate::engine::TokenText;
 use crate::request::TokenId;
 
+/// Name of the thread that tries a tokenizer out; a panic there is an answer, not a fault of the program.
+pub const TRIAL_THREAD: &str = "tokenizer-trial";
+
 /// A tokenizer with the bytes of every token laid out for decoding one token at a time.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
@@ -84,7 +87,39 @@ impl Tokenizer {
             tokenizer.ends[id] = tokenizer.arena.len() as u32;
             tokenizer.longest = tokenizer.longest.max(tokenizer.bytes(id as TokenId).map_or(0, <[u8]>::len));
         }
+        tokenizer.trial()?;
         Ok(tokenizer)
+    }
+
+    /// Whether texts can be encoded at all: some files load, and then the library panics at each text.
+    fn trial(&self) -> Result<(), TextError> {
+        if self.kinds.is_empty() {
+            return Err(TextError("the vocabulary is empty. Save it anew with a current `tokenizers`".into()));
+        }
+        let encode = || [true, false].into_iter().try_for_each(|special| self.encode_with("a", special).map(|_| ()));
+        let ended = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name(TRIAL_THREAD.into()).spawn_scoped(scope, encode);
+            thread.map_err(|e| TextError(format!("no thread can be started: {e}"))).map(|thread| thread.join())
+        })?;
+        let problem = match ended {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => error.0,
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("the library panicked").to_owned()
+            }
+        };
+        Err(TextError(format!(
+            "cannot encode the text `a` ({problem}). Mend the post_processor and the model section, or save it anew"
+        )))
+    }
+
+    /// A token that a model with `width` logits does not know, and whether it is an added one. Those of
+    /// the vocabulary proper go first.
+    pub fn first_beyond(&self, width: usize) -> Option<(TokenId, bool)> {
+        let added = self.inner.get_added_tokens_decoder();
+        let beyond = (width..self.vocab_size()).filter(|&id| self.kinds[id] != Kind::Hole).map(|id| id as TokenId);
+        beyond.map(|id| (id, added.contains_key(&id))).min_by_key(|&(id, added)| (added, id))
     }
 
     /// Tokens of `text` alone.
@@ -175,5 +210,55 @@ impl TokenText for Tokenizer {
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size()).field("lead", &self.lead).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::Tokenizer;
+    use crate::text::tokenizer_fixtures::demo_directory;
+
+    fn changed(change: impl FnOnce(&mut Value)) -> Result<Tokenizer, String> {
+        let json = std::fs::read(demo_directory().join("tokenizer.json")).unwrap();
+        let mut json: Value = serde_json::from_slice(&json).unwrap();
+        change(&mut json);
+        Tokenizer::from_json(&serde_json::to_vec(&json).unwrap()).map_err(|e| e.0)
+    }
+
+    #[test]
+    fn what_cannot_encode_is_refused() {
+        let error = changed(|json| {
+            json["post_processor"] = json!({
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<none>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {},
+            });
+        })
+        .unwrap_err();
+        assert!(error.starts_with("cannot encode the text `a` ("), "{error}");
+        let error = changed(|json| {
+            json["model"]["vocab"] = json!({});
+            json["model"]["merges"] = json!([]);
+            json["added_tokens"] = json!([]);
+        })
+        .unwrap_err();
+        assert!(error.contains("the vocabulary is empty"), "{error}");
+    }
+
+    #[test]
+    fn tokens_beyond_the_logits() {
+        let tokenizer = changed(|json| {
+            let mut added = json["added_tokens"][0].clone();
+            added["content"] = "<new>".into();
+            added["id"] = 2048.into();
+            json["added_tokens"].as_array_mut().unwrap().push(added);
+        })
+        .unwrap();
+        assert_eq!(tokenizer.first_beyond(2049), None);
+        assert_eq!(tokenizer.first_beyond(2048), Some((2048, true)));
+        assert_eq!(tokenizer.first_beyond(1000), Some((1000, false)));
     }
 }

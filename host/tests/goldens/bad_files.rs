@@ -117,10 +117,17 @@ fn damaged_configuration() {
     Model::new("qwen3").config(json!({"num_key_value_heads": 0})).fails(&["num_key_value_heads is 0"]);
     Model::new("qwen3").config(json!({"head_dim": 15})).fails(&["head_dim is 15"]);
     Model::new("qwen3").config(json!({"vocab_size": 5_000_000_000u64})).fails(&["vocab_size is 5000000000"]);
-    Model::new("qwen3").config(json!({"rope_theta": 0.0})).fails(&["rope_theta is 0"]);
+    Model::new("qwen3").config(json!({"rope_theta": 0.0})).fails(&["rope_theta is 0.0"]);
     let model = Model::new("qwen3");
     fs::write(model.path("generation_config.json"), "{\"eos_token_id\": \"two\"}").unwrap();
-    model.fails(&["generation_config.json"]);
+    model.fails(&["generation_config.json", "`eos_token_id`: expected a token id"]);
+    Model::new("qwen3")
+        .config(json!({"eos_token_id": -1}))
+        .fails(&["config.json", "`eos_token_id`: expected a token id"]);
+    Model::new("qwen3").config(json!({"hidden_size": "64"})).fails(&["config.json", "`hidden_size`: ", "whole number"]);
+    let model = Model::new("qwen3");
+    fs::write(model.path("config.json"), "[]").unwrap();
+    model.fails(&["config.json", "is no JSON object"]);
 }
 
 #[test]
@@ -200,9 +207,75 @@ fn weights_of_another_model() {
 }
 
 #[test]
+fn tensors_that_config_json_leaves_out() {
+    // Of the first layer left out, and the same for shards.
+    let unused = ["tensor `model.layers.1.input_layernorm.weight`", "num_hidden_layers 1", "download the config.json"];
+    Model::new("qwen3").config(json!({"num_hidden_layers": 1})).fails(&unused);
+    Model::new("qwen3").sharded().config(json!({"num_hidden_layers": 1})).fails(&unused);
+    // Norms of heads and biases that the named architecture does not have.
+    let without_norms = Model::new("qwen3").config(json!({"architectures": ["LlamaForCausalLM"]}));
+    without_norms.fails(&["tensor `model.layers.0.self_attn.k_norm.weight`", "llama"]);
+    let without_biases = Model::new("qwen2").config(json!({"architectures": ["LlamaForCausalLM"]}));
+    without_biases.fails(&["tensor `model.layers.0.self_attn.k_proj.bias`", "llama"]);
+}
+
+#[test]
 fn further_tensors_are_fine() {
-    let model = Model::new("qwen3").config(json!({"num_hidden_layers": 1}));
-    assert!(model.load().is_ok());
+    let empty = json!({"dtype": "F32", "shape": [0], "data_offsets": [0, 0]});
+    for name in [
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.layers.9.attn.masked_bias",
+        "vision.layers.0.weight",
+        "router.weight",
+    ] {
+        let model = Model::new("qwen3").header(|header| header[name] = empty.clone());
+        model.load().unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+    assert!(
+        Model::new("qwen3").config(json!({"tie_word_embeddings": true})).load().is_ok(),
+        "an unused lm_head.weight"
+    );
+}
+
+#[test]
+fn numbers_out_of_range() {
+    for (eps, shown) in [(json!(0), "0.0"), (json!(-1e-6), "-1e-6"), (json!(0.2), "0.2"), (json!(1e-60), "1e-60")] {
+        Model::new("qwen3").config(json!({"rms_norm_eps": eps})).fails(&[
+            "config.json",
+            &format!("rms_norm_eps is {shown};"),
+            "at most 0.1",
+        ]);
+    }
+    for theta in [0.5, -1e4, 1e13] {
+        Model::new("qwen3")
+            .config(json!({"rope_theta": theta}))
+            .fails(&["config.json: rope_theta is", "from 1 to 1e12"]);
+    }
+    Model::new("qwen3-head-dim")
+        .config(json!({"rope_parameters": {"rope_type": "default", "rope_theta": 0.1}}))
+        .fails(&["rope_parameters.rope_theta is 0.1"]);
+    Model::new("qwen3")
+        .config(json!({"rope_scaling": {"type": "linear", "factor": 0.01}}))
+        .fails(&["rope_scaling.factor is 0.01"]);
+    Model::new("llama3")
+        .config(
+            json!({"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4,
+            "original_max_position_embeddings": 8192}}),
+        )
+        .fails(&["rope_scaling.high_freq_factor is 4.0", "above low_freq_factor 4.0"]);
+}
+
+#[test]
+fn end_tokens_outside_the_vocabulary() {
+    let parts = |file, id| [file, id, "vocab_size of config.json is 256", "remove the id"];
+    Model::new("qwen3").config(json!({"eos_token_id": [2, 256]})).fails(&parts("/config.json", "eos_token_id is 256"));
+    let model = Model::new("qwen3");
+    fs::write(model.path("generation_config.json"), "{\"eos_token_id\": 999}").unwrap();
+    model.fails(&parts("generation_config.json", "eos_token_id is 999"));
+    fs::remove_file(model.path("generation_config.json")).unwrap();
+    fs::write(model.path("tokenizer_config.json"), "{\"eos_token\": \"<end>\"}").unwrap();
+    fs::write(model.path("tokenizer.json"), "{\"added_tokens\": [{\"id\": 300, \"content\": \"<end>\"}]}").unwrap();
+    model.fails(&parts("tokenizer.json", "the id of the eos_token `<end>` is 300"));
 }
 
 #[test]

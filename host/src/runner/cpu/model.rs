@@ -40,7 +40,9 @@ type Parts<'a> = &'a [(&'a str, usize)];
 
 impl Model {
     pub(super) fn load(config: &ModelConfig, weights: &mut Weights<'_>) -> Result<Self, LoadError> {
-        weights.expect(tensor_names(config).into_iter());
+        let names = tensor_names(config);
+        weights.refuse_unused(config, &names)?;
+        weights.expect(names.into_iter());
         let hidden = config.hidden;
         let embedding =
             PackedMatrix::from_rows(hidden, &weights.load("model.embed_tokens.weight", &[config.vocab_size, hidden])?);

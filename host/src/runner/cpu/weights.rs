@@ -1,6 +1,6 @@
 //! Reading tensors from safetensors files, checked against the shapes that `config.json` implies.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use safetensors::tensor::Metadata;
 use serde::Deserialize;
 use tokenrouter_kernels as kernels;
 
-use crate::runner::model_config::{LoadError, read_json};
+use crate::runner::model_config::{LoadError, ModelConfig, read_json};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -104,6 +104,27 @@ impl<'a> Weights<'a> {
             .sum();
     }
 
+    /// Refuse layers' tensors that are not among `used`: the model would run without an error and with
+    /// wrong answers, because config.json is of another model.
+    pub(super) fn refuse_unused(&self, config: &ModelConfig, used: &[String]) -> Result<(), LoadError> {
+        let used: HashSet<&str> = used.iter().map(String::as_str).collect();
+        let stored = self.shards.iter().flat_map(|shard| shard.header.offset_keys());
+        // By layer and name, so that the same files always give the same message.
+        let unused = (self.places.keys().cloned().chain(stored))
+            .filter_map(|name| Some((layer_of(&name)?, name)))
+            .filter(|(_, name)| !used.contains(name.as_str()) && !is_computed(name))
+            .min();
+        let Some((layer, name)) = unused else { return Ok(()) };
+        let layers = config.layers;
+        let message = if layer.is_some_and(|layer| layer >= layers) {
+            format!("tensor `{name}` is of a layer beyond num_hidden_layers {layers} of config.json")
+        } else {
+            let architecture = config.architecture.name();
+            format!("tensor `{name}` is not part of the {architecture} model that config.json describes")
+        };
+        Err(LoadError::new(&self.source, format!("{message}; download the config.json that belongs to these weights")))
+    }
+
     /// A tensor as f32.
     pub(super) fn load(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {
         let Some(&place) = self.places.get(name) else {
@@ -151,6 +172,17 @@ impl<'a> Weights<'a> {
         }
         Ok(values)
     }
+}
+
+/// Number of the layer that a tensor is of; `None` outside of layers, and inside for one without a number.
+fn layer_of(name: &str) -> Option<Option<usize>> {
+    let rest = name.strip_prefix("model.layers.")?;
+    Some(rest.split('.').next().and_then(|number| number.parse().ok()))
+}
+
+/// Old files store tables and masks that are computed anew.
+fn is_computed(name: &str) -> bool {
+    name.contains(".rotary_emb.") || name.ends_with(".attn.masked_bias")
 }
 
 impl Shard {
