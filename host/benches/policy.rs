@@ -8,8 +8,7 @@ use criterion::{BenchmarkId, Criterion};
 use tokenrouter::policy::native::NativePlugin;
 use tokenrouter::policy::{Linked, PolicyFactory};
 use tokenrouter_plugin_api::{
-    Context, Decision, LogLevel, ModelDescription, ModelIndex, Policy, PolicyError, RouteBatch, Services,
-    SignalColumns, TokenId,
+    Context, Decision, ModelDescription, ModelIndex, NoServices, Policy, PolicyError, RouteBatch, SignalColumns,
 };
 
 /// The rule of R-Stitch at its small model.
@@ -27,18 +26,6 @@ impl Policy for Threshold {
             }
         }
     }
-}
-
-struct NoServices;
-
-impl Services for NoServices {
-    fn token_bytes(&self, _: TokenId) -> Option<Vec<u8>> {
-        None
-    }
-    fn token_id(&self, _: &str) -> Option<TokenId> {
-        None
-    }
-    fn log(&self, _: LogLevel, _: &str) {}
 }
 
 fn measure(criterion: &mut Criterion, name: &str, factory: &dyn PolicyFactory) -> anyhow::Result<()> {

@@ -15,8 +15,8 @@ use tokenrouter::request::{ModelId, NewRequest, RequestSpec, RouteId, SamplingPa
 use tokenrouter::runner::{Columns, ModelInfo, RowBatch, RowOutputs, Runner, RunnerError, Sample};
 use tokenrouter::subserver::{Attachment, Effect, Limits, Message, SubServer};
 use tokenrouter_plugin_api::{
-    Context, Decision, Handoff, LogLevel, ModelDescription, ModelIndex, Policy, PolicyError, RequestView, Requirements,
-    RouteBatch, Services, SignalSet,
+    Context, Decision, Handoff, ModelDescription, ModelIndex, NoServices, Policy, PolicyError, RequestView,
+    Requirements, RouteBatch, SignalSet,
 };
 
 const REQUESTS: u64 = 16;
@@ -66,21 +66,17 @@ impl Policy for Threshold {
     }
 }
 
-struct NoText;
-impl Services for NoText {
-    fn token_bytes(&self, _: u32) -> Option<Vec<u8>> {
-        None
-    }
-    fn token_id(&self, _: &str) -> Option<u32> {
-        None
-    }
-    fn log(&self, _: LogLevel, _: &str) {}
-}
-
 fn server(own: u32) -> SubServer {
     let models = [0, 1].map(|i| ModelDescription { name: format!("m{i}"), role: String::new() });
-    let context =
-        Context { route: "r", model: own, models: &models, entry: 0, vocab_size: 1000, eos: &[0], services: &NoText };
+    let context = Context {
+        route: "r",
+        model: own,
+        models: &models,
+        entry: 0,
+        vocab_size: 1000,
+        eos: &[0],
+        services: &NoServices,
+    };
     let policy = Linked::<Threshold>::default().create(&context, "{}").expect("the policy takes no settings");
     let ids = vec![ModelId(0), ModelId(1)];
     let attachment = Attachment::new("r", Some(policy), ids, own, OnError::StayLocal, &[]);

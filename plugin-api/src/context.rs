@@ -34,6 +34,20 @@ pub trait Services {
     fn log(&self, level: LogLevel, message: &str);
 }
 
+/// A host without text or log: for tests of policies.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoServices;
+
+impl Services for NoServices {
+    fn token_bytes(&self, _: TokenId) -> Option<Vec<u8>> {
+        None
+    }
+    fn token_id(&self, _: &str) -> Option<TokenId> {
+        None
+    }
+    fn log(&self, _: LogLevel, _: &str) {}
+}
+
 /// Where an instance works: one instance for each (route, model).
 pub struct Context<'a> {
     /// Name of the route.

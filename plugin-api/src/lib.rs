@@ -56,7 +56,7 @@ pub mod random;
 mod requirements;
 mod views;
 
-pub use context::{Context, LogLevel, ModelDescription, Services};
+pub use context::{Context, LogLevel, ModelDescription, NoServices, Services};
 pub use decision::{Acceptance, Decision, DecisionKind, Handoff, MAX_PAYLOAD_BYTES};
 pub use policy::{Policy, PolicyError};
 pub use requirements::{Requirements, SignalSet};

@@ -20,22 +20,11 @@ use tokenrouter::runner::simulated::{Latency, SimulatedRunner};
 use tokenrouter::simulation::{Ending, Network, SimulatedModel, World};
 use tokenrouter::subserver::resolve::{Next, Outcome, Resolve, Situation, resolve};
 use tokenrouter::subserver::{Attachment, Limits, SubServer, pages_for};
-use tokenrouter_plugin_api::{Context, Decision, ModelDescription, Services};
+use tokenrouter_plugin_api::{Context, Decision, ModelDescription, NoServices};
 
 const SCHEDULES: u64 = 12_000;
 const VOCAB: u32 = 40;
 const FOR_EVER: Duration = Duration::from_secs(3600);
-
-struct NoText;
-impl Services for NoText {
-    fn token_bytes(&self, _: u32) -> Option<Vec<u8>> {
-        None
-    }
-    fn token_id(&self, _: &str) -> Option<u32> {
-        None
-    }
-    fn log(&self, _: tokenrouter_plugin_api::LogLevel, _: &str) {}
-}
 
 /// A route: its models in the policy's order, the entry among them, and the script's key.
 struct Route {
@@ -58,7 +47,7 @@ fn attachment(route: &Route, model: ModelId) -> Option<Attachment> {
             entry: route.entry as u32,
             vocab_size: VOCAB,
             eos: &[0],
-            services: &NoText,
+            services: &NoServices,
         };
         let settings = if route.faulty.is_some() { format!("{key} faulty") } else { key.to_string() };
         Linked::<Script>::default().create(&context, &settings).expect("a key")

@@ -1,17 +1,5 @@
 use super::*;
-use tokenrouter_plugin_api::{DecisionKind, Handoff, LogLevel, ModelDescription, Requirements, Services, TokenId};
-
-struct NoServices;
-
-impl Services for NoServices {
-    fn token_bytes(&self, _: TokenId) -> Option<Vec<u8>> {
-        None
-    }
-    fn token_id(&self, _: &str) -> Option<TokenId> {
-        None
-    }
-    fn log(&self, _: LogLevel, _: &str) {}
-}
+use tokenrouter_plugin_api::{DecisionKind, Handoff, ModelDescription, NoServices, Requirements};
 
 fn create(model: ModelIndex, settings: &str) -> Result<Me, String> {
     let models: Vec<_> = ["small", "medium", "large"]

@@ -1,17 +1,5 @@
 use super::*;
-use tokenrouter_plugin_api::{DecisionKind, LogLevel, ModelDescription, Services, SignalColumns, TokenId};
-
-struct NoServices;
-
-impl Services for NoServices {
-    fn token_bytes(&self, _: TokenId) -> Option<Vec<u8>> {
-        None
-    }
-    fn token_id(&self, _: &str) -> Option<TokenId> {
-        None
-    }
-    fn log(&self, _: LogLevel, _: &str) {}
-}
+use tokenrouter_plugin_api::{DecisionKind, ModelDescription, NoServices, SignalColumns};
 
 fn create(model: ModelIndex, roles: &[&str], settings: &str) -> Result<RStitch, String> {
     let models: Vec<_> =

@@ -4,21 +4,7 @@
 use std::path::Path;
 
 use tokenrouter_plugin_api::host::{ABI_VERSION, Library, Metadata, metadata};
-use tokenrouter_plugin_api::{
-    Context, Decision, LogLevel, ModelDescription, RouteBatch, Services, SignalColumns, TokenId,
-};
-
-struct NoServices;
-
-impl Services for NoServices {
-    fn token_bytes(&self, _: TokenId) -> Option<Vec<u8>> {
-        None
-    }
-    fn token_id(&self, _: &str) -> Option<TokenId> {
-        None
-    }
-    fn log(&self, _: LogLevel, _: &str) {}
-}
+use tokenrouter_plugin_api::{Context, Decision, ModelDescription, NoServices, RouteBatch, SignalColumns};
 
 /// The record, wherever it is in the file: this program trusts what the test gives it.
 fn record(path: &Path) -> Option<Metadata> {
