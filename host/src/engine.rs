@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
+use tokenrouter_plugin_api::net::WeightsInfo;
 use tokenrouter_plugin_api::{Context, LogLevel, ModelDescription, Services};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -258,6 +259,9 @@ impl Services for TextServices<'_> {
     }
     fn token_id(&self, text: &str) -> Option<TokenId> {
         self.text.token_id(text)
+    }
+    fn weights(&self, path: &str) -> Result<WeightsInfo, String> {
+        Err(format!("weights `{path}`: router nets are not supported yet"))
     }
     fn log(&self, level: LogLevel, message: &str) {
         let route = self.route;
@@ -518,6 +522,9 @@ fn attach(
     let wanted = policy.requirements();
     if let Some(id) = wanted.masked_tokens.iter().chain(&wanted.token_logits).find(|&&id| id >= info.vocab_size) {
         return Err(error(format!("the policy asks for token {id}, but the model has {} tokens", info.vocab_size)));
+    }
+    if let Some(net) = wanted.nets.first() {
+        return Err(error(format!("net `{}`: router nets are not supported yet", net.name)));
     }
     if wanted.top_k > info.vocab_size {
         let message =

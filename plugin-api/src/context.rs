@@ -1,6 +1,7 @@
 //! What a policy learns when it is created.
 
-use crate::{ModelIndex, TokenId};
+use crate::net::WeightsInfo;
+use crate::{ModelIndex, PolicyError, TokenId};
 
 /// One model of the route.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,11 +31,14 @@ pub trait Services {
     fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>>;
     /// The id of the token whose text is exactly `text`.
     fn token_id(&self, text: &str) -> Option<TokenId>;
+    /// What the weights file at `path` holds. A relative path is taken from the configuration's
+    /// directory. The error is one line that says what is wrong with the file.
+    fn weights(&self, path: &str) -> Result<WeightsInfo, String>;
     /// Write to the host's log.
     fn log(&self, level: LogLevel, message: &str);
 }
 
-/// A host without text or log: for tests of policies.
+/// A host without text, files or log: for tests of policies.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoServices;
 
@@ -44,6 +48,9 @@ impl Services for NoServices {
     }
     fn token_id(&self, _: &str) -> Option<TokenId> {
         None
+    }
+    fn weights(&self, path: &str) -> Result<WeightsInfo, String> {
+        Err(format!("weights `{path}`: this host reads no files"))
     }
     fn log(&self, _: LogLevel, _: &str) {}
 }
@@ -67,6 +74,11 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
+    /// What the weights file at `path` holds, see [`Services::weights`].
+    pub fn weights(&self, path: &str) -> Result<WeightsInfo, PolicyError> {
+        self.services.weights(path).map_err(PolicyError::new)
+    }
+
     /// The model with this role or, failing that, this name.
     pub fn find(&self, role: &str) -> Option<ModelIndex> {
         let by = |f: fn(&ModelDescription) -> &str| self.models.iter().position(|m| f(m) == role);

@@ -51,6 +51,9 @@ mod context;
 mod decision;
 #[cfg(feature = "host")]
 pub mod host;
+pub mod net;
+mod pair;
+mod per_request;
 mod policy;
 pub mod random;
 mod requirements;
@@ -58,6 +61,8 @@ mod views;
 
 pub use context::{Context, LogLevel, ModelDescription, NoServices, Services};
 pub use decision::{Acceptance, Decision, DecisionKind, Handoff, MAX_PAYLOAD_BYTES};
+pub use pair::Side;
+pub use per_request::PerRequest;
 pub use policy::{Policy, PolicyError};
 pub use requirements::{Requirements, SignalSet};
 pub use views::{NO_MODEL, NO_TOKEN, PeerView, RequestView, RouteBatch, SignalColumns};

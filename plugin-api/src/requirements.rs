@@ -1,6 +1,7 @@
 //! What a policy asks of the host. The host computes nothing that nobody asked for.
 
 use crate::TokenId;
+use crate::net::Net;
 
 /// A set of scalar signals. All are taken on raw logits, before temperature and penalties.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,7 +56,7 @@ impl std::ops::BitOr for SignalSet {
 }
 
 /// What a policy asks of the host for each row that it routes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Requirements {
     /// Scalar signals.
@@ -67,6 +68,8 @@ pub struct Requirements {
     /// Tokens that are never sampled and are left out of every distribution. Their raw logits are
     /// still available through `token_logits`.
     pub masked_tokens: Vec<TokenId>,
+    /// Router networks whose scores are handed over.
+    pub nets: Vec<Net>,
 }
 
 impl Requirements {

@@ -88,6 +88,11 @@ pub struct SignalColumns<'a> {
     pub token_logits: &'a [f32],
     /// Values a row in `token_logits`.
     pub token_logit_count: u32,
+    /// Scores of the required nets, in the order of the requirement, row after row. The nets' own last
+    /// operation decides what a score is, for example a logit or a probability.
+    pub net_scores: &'a [f32],
+    /// Values a row in `net_scores`.
+    pub net_width: u32,
 }
 
 /// The rows of one step that one policy instance decides about, as a struct of arrays.

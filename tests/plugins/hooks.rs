@@ -1,6 +1,7 @@
 //! Views reach a plugin unchanged, answers come back unchanged, and a failing hook is an error.
 
 use tokenrouter::policy::{PolicyFactory, PolicyFailure, PolicyInstance, validate_settings};
+use tokenrouter_plugin_api::net::Net;
 use tokenrouter_plugin_api::{
     Acceptance, Decision, DecisionKind, LogLevel, MAX_PAYLOAD_BYTES, PeerView, RequestView, Requirements, RouteBatch,
     SignalColumns, SignalSet,
@@ -41,6 +42,8 @@ fn batch() -> RouteBatch<'static> {
             top_k: 2,
             token_logits: &[-1.0, -2.0],
             token_logit_count: 1,
+            net_scores: &[0.5, -0.5],
+            net_width: 1,
             ..SignalColumns::default()
         },
     }
@@ -52,11 +55,16 @@ fn everything_crosses_the_boundary() {
     let recorder = Recorder::default();
     let mut instance = create_with(&recorder, &plugin, "{}").unwrap();
     let seen = "r 0 [ModelDescription { name: \"small\", role: \"slm\" }, ModelDescription { name: \"large\", role: \
-                \"llm\" }] 1 1000 [5, 6] Some([255, 55]) None Some(7) None";
+                \"llm\" }] 1 1000 [5, 6] Some([255, 55]) None Some(7) None Ok(WeightsInfo { tensors: [TensorInfo { name: \"w\", shape: [3, 4] }], \
+                metadata: \"{}\" }) Err(\"no file `none`\")";
     assert_eq!(*recorder.lines.lock().unwrap(), [(LogLevel::Warn, seen.to_owned())]);
 
     let mut requirements = Requirements::signals(SignalSet::ENTROPY | SignalSet::MARGIN);
     (requirements.top_k, requirements.token_logits, requirements.masked_tokens) = (4, vec![1, 2], vec![3]);
+    let mut net = Net::new("net", "net.pt");
+    let hidden = net.hidden();
+    net.linear(hidden, "w");
+    requirements.nets.push(net);
     assert_eq!(*instance.requirements(), requirements);
 
     let request = request(&[10, 11, 12]);

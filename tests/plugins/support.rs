@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use tokenrouter::policy::PolicyInstance;
 use tokenrouter::policy::native::NativePlugin;
 use tokenrouter::policy::{PolicyFactory, PolicyFailure};
+use tokenrouter_plugin_api::net::{TensorInfo, WeightsInfo};
 use tokenrouter_plugin_api::{Context, LogLevel, ModelDescription, Services, TokenId};
 
 /// The directory with this profile's libraries: this test is in its `deps`.
@@ -37,6 +38,10 @@ impl Services for Recorder {
     }
     fn token_id(&self, text: &str) -> Option<TokenId> {
         (text == "seven").then_some(7)
+    }
+    fn weights(&self, path: &str) -> Result<WeightsInfo, String> {
+        let tensor = TensorInfo { name: "w".into(), shape: vec![3, 4] };
+        if path == "net.pt" { Ok(WeightsInfo::new(vec![tensor], "{}")) } else { Err(format!("no file `{path}`")) }
     }
     fn log(&self, level: LogLevel, message: &str) {
         self.lines.lock().unwrap().push((level, message.to_owned()));

@@ -83,6 +83,8 @@ impl Columns {
             top_k: wanted.top_k,
             token_logits: &self.token_logits,
             token_logit_count: wanted.token_logits.len() as u32,
+            net_scores: &[],
+            net_width: 0,
         }
     }
 

@@ -13,6 +13,7 @@ use super::raw::{
     RawAcceptance, RawBatch, RawContext, RawEntry, RawHandoff, RawPeer, RawRequest, RawRequirements, RawServices,
 };
 use super::{Description, Root, RootRef};
+use crate::net::WeightsInfo;
 use crate::{Context, Decision, LogLevel, ModelDescription, Policy, Services, TokenId};
 
 /// The header that a plugin exports.
@@ -148,6 +149,10 @@ impl Services for RawServices {
 
     fn token_id(&self, text: &str) -> Option<TokenId> {
         unsafe { (self.token_id)(self.data, text.into()) }.into_option()
+    }
+
+    fn weights(&self, path: &str) -> Result<WeightsInfo, String> {
+        unsafe { (self.weights)(self.data, path.into()) }.into_result().map(Into::into).map_err(String::from)
     }
 
     fn log(&self, level: LogLevel, message: &str) {

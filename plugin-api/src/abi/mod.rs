@@ -13,6 +13,7 @@
 pub(crate) mod glue;
 mod guard;
 pub mod metadata;
+pub(crate) mod net;
 pub(crate) mod raw;
 
 use abi_stable::{

@@ -3,9 +3,11 @@
 
 use abi_stable::{
     StableAbi,
-    std_types::{ROption, RSlice, RStr, RVec},
+    std_types::{ROption, RResult, RSlice, RStr, RString, RVec},
 };
 
+use super::net::{RawNet, RawWeights};
+use crate::net::Net;
 use crate::{
     Acceptance, Handoff, ModelIndex, NO_MODEL, PeerView, RequestView, Requirements, RouteBatch, SignalColumns,
     SignalSet,
@@ -25,6 +27,7 @@ pub struct RawServices {
     pub data: *const (),
     pub token_bytes: unsafe extern "C" fn(*const (), u32) -> ROption<RVec<u8>>,
     pub token_id: unsafe extern "C" fn(*const (), RStr<'_>) -> ROption<u32>,
+    pub weights: unsafe extern "C" fn(*const (), RStr<'_>) -> RResult<RawWeights, RString>,
     pub log: unsafe extern "C" fn(*const (), u32, RStr<'_>),
     /// Like [`Root::get_extension`](super::Root::get_extension), the other way round.
     pub get_extension: unsafe extern "C" fn(*const (), RStr<'_>) -> *const (),
@@ -119,8 +122,8 @@ macro_rules! columns {
 
 columns!(RawSignals, SignalColumns {
     entropy: f32, entropy_norm: f32, top1_prob: f32, margin: f32, logsumexp: f32, candidate_prob: f32,
-    topk_values: f32, topk_ids: u32, token_logits: f32
-} { top_k, token_logit_count });
+    topk_values: f32, topk_ids: u32, token_logits: f32, net_scores: f32
+} { top_k, token_logit_count, net_width });
 
 #[repr(C)]
 #[derive(StableAbi)]
@@ -174,14 +177,21 @@ impl<'a> RawBatch<'a> {
 pub struct RawRequirements {
     pub token_logits: RVec<u32>,
     pub masked_tokens: RVec<u32>,
+    pub nets: RVec<RawNet>,
     pub signals: u32,
     pub top_k: u32,
 }
 
 impl From<Requirements> for RawRequirements {
     fn from(from: Requirements) -> Self {
-        let Requirements { signals, top_k, token_logits, masked_tokens } = from;
-        Self { token_logits: token_logits.into(), masked_tokens: masked_tokens.into(), signals: signals.bits(), top_k }
+        let Requirements { signals, top_k, token_logits, masked_tokens, nets } = from;
+        Self {
+            token_logits: token_logits.into(),
+            masked_tokens: masked_tokens.into(),
+            nets: nets.into_iter().map(RawNet::from).collect(),
+            signals: signals.bits(),
+            top_k,
+        }
     }
 }
 
@@ -191,7 +201,8 @@ impl TryFrom<RawRequirements> for Requirements {
         let signals = SignalSet::from_bits(raw.signals)
             .ok_or_else(|| format!("asks for signals {:#x}, of which some are unknown here", raw.signals))?;
         let (token_logits, masked_tokens) = (raw.token_logits.to_vec(), raw.masked_tokens.to_vec());
-        Ok(Self { signals, top_k: raw.top_k, token_logits, masked_tokens })
+        let nets = raw.nets.into_iter().map(Net::try_from).collect::<Result<_, _>>()?;
+        Ok(Self { signals, top_k: raw.top_k, token_logits, masked_tokens, nets })
     }
 }
 
@@ -324,7 +335,13 @@ mod tests {
             "answered with unknown kind 2"
         );
         assert!(Option::<ModelIndex>::try_from(RawEntry { kind: 7, model: 0 }).is_err());
-        let raw = RawRequirements { token_logits: RVec::new(), masked_tokens: RVec::new(), signals: 1 << 31, top_k: 0 };
+        let raw = RawRequirements {
+            token_logits: RVec::new(),
+            masked_tokens: RVec::new(),
+            nets: RVec::new(),
+            signals: 1 << 31,
+            top_k: 0,
+        };
         assert!(Requirements::try_from(raw).unwrap_err().contains("0x80000000"));
     }
 }

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use abi_stable::std_types::{ROption, RResult, RStr, RString, RVec};
 
 use crate::abi::RootRef;
+use crate::abi::net::RawWeights;
 use crate::abi::raw::{RawBatch, RawContext, RawModel, RawPeer, RawRequest, RawServices};
 use crate::{
     Acceptance, Context, Decision, Handoff, LogLevel, ModelIndex, PeerView, RequestView, Requirements, RouteBatch,
@@ -105,7 +106,7 @@ impl Drop for Instance {
 }
 
 fn services(services: &&dyn Services) -> RawServices {
-    RawServices { data: std::ptr::from_ref(services).cast(), token_bytes, token_id, log, get_extension }
+    RawServices { data: std::ptr::from_ref(services).cast(), token_bytes, token_id, weights, log, get_extension }
 }
 
 /// # Safety
@@ -125,6 +126,14 @@ unsafe extern "C" fn token_bytes(data: *const (), id: u32) -> ROption<RVec<u8>> 
 
 unsafe extern "C" fn token_id(data: *const (), text: RStr<'_>) -> ROption<u32> {
     unsafe { with(data, |s| s.token_id(text.as_str())) }.flatten().into()
+}
+
+unsafe extern "C" fn weights(data: *const (), path: RStr<'_>) -> RResult<RawWeights, RString> {
+    match unsafe { with(data, |s| s.weights(path.as_str())) } {
+        Some(Ok(info)) => RResult::ROk(info.into()),
+        Some(Err(message)) => RResult::RErr(message.into()),
+        None => RResult::RErr("the host failed to read the file; see its log".into()),
+    }
 }
 
 unsafe extern "C" fn log(data: *const (), level: u32, message: RStr<'_>) {

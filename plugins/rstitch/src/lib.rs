@@ -8,8 +8,8 @@
 
 use serde::Deserialize;
 use tokenrouter_plugin_api::{
-    Context, Decision, Handoff, ModelIndex, Policy, PolicyError, RequestView, Requirements, RouteBatch, SignalSet,
-    export_policy,
+    Context, Decision, Handoff, ModelIndex, Policy, PolicyError, RequestView, Requirements, RouteBatch, Side,
+    SignalSet, export_policy,
 };
 
 #[derive(Deserialize)]
@@ -22,12 +22,6 @@ impl Default for Settings {
     fn default() -> Self {
         Self { threshold: 0.03 }
     }
-}
-
-#[derive(Debug)]
-enum Side {
-    Small { large: ModelIndex },
-    Large { small: ModelIndex },
 }
 
 /// R-Stitch at one of its two models.
@@ -44,23 +38,6 @@ fn decide(side: &Side, entropy: f32, threshold: f64) -> Decision {
         (Side::Large { small }, false) => Decision::to(*small),
         _ => Decision::STAY,
     }
-}
-
-fn side(ctx: &Context<'_>) -> Result<Side, PolicyError> {
-    let only = |role: &str| match ctx.models.iter().filter(|m| m.role == role).count() {
-        1 => ctx.find(role),
-        _ => None,
-    };
-    let (Some(small), Some(large), 2) = (only("slm"), only("llm"), ctx.models.len()) else {
-        let roles: Vec<_> = ctx.models.iter().map(|m| format!("{} = \"{}\"", m.name, m.role)).collect();
-        return Err(PolicyError::new(format!(
-            "rstitch needs exactly two models, one with role \"slm\" and one with role \"llm\"; route `{}` has roles \
-             {{ {} }}",
-            ctx.route,
-            roles.join(", ")
-        )));
-    };
-    Ok(if ctx.model == small { Side::Small { large } } else { Side::Large { small } })
 }
 
 impl Policy for RStitch {
@@ -81,7 +58,7 @@ impl Policy for RStitch {
         if !(0.0..=1.0).contains(&threshold) {
             return Err(PolicyError::new(format!("threshold is {threshold}; set it to 0 or more and 1 or less")));
         }
-        Ok(Self { side: side(ctx)?, threshold })
+        Ok(Self { side: ctx.side(Self::NAME)?, threshold })
     }
 
     fn requirements(&self) -> Requirements {

@@ -1,6 +1,7 @@
 //! A plugin that says what it sees, and fails where it is told to.
 
 use serde::Deserialize;
+use tokenrouter_plugin_api::net::Net;
 use tokenrouter_plugin_api::{
     Acceptance, Context, Decision, Handoff, LogLevel, MAX_PAYLOAD_BYTES, ModelIndex, PeerView, Policy, PolicyError,
     RequestView, Requirements, RouteBatch, SignalSet, Slot, export_policy,
@@ -55,8 +56,11 @@ impl Policy for Probe {
         let Context { route, model, models, entry, vocab_size, eos, services } = ctx;
         let (bytes, none) = (services.token_bytes(7), services.token_bytes(8));
         let (id, no_id) = (services.token_id("seven"), services.token_id("eight"));
-        let text =
-            format!("{route} {model} {models:?} {entry} {vocab_size} {eos:?} {bytes:?} {none:?} {id:?} {no_id:?}");
+        let (weights, no_weights) = (services.weights("net.pt"), services.weights("none"));
+        let text = format!(
+            "{route} {model} {models:?} {entry} {vocab_size} {eos:?} {bytes:?} {none:?} {id:?} {no_id:?} {weights:?} \
+             {no_weights:?}"
+        );
         services.log(LogLevel::Warn, &text);
         Ok(probe)
     }
@@ -65,6 +69,10 @@ impl Policy for Probe {
         self.reach("requirements");
         let mut requirements = Requirements::signals(SignalSet::ENTROPY | SignalSet::MARGIN);
         (requirements.top_k, requirements.token_logits, requirements.masked_tokens) = (4, vec![1, 2], vec![3]);
+        let mut net = Net::new("net", "net.pt");
+        let hidden = net.hidden();
+        net.linear(hidden, "w");
+        requirements.nets.push(net);
         requirements
     }
 
