@@ -35,9 +35,14 @@ fn forwards(c: &mut Criterion) {
             sampling: &sampling,
             prompt_len: CONTEXT,
             masked: &[],
+            nets: &[],
         };
         let mut step = |n: usize, start: usize| {
-            let batch = RowBatch { sequences: (0..n).map(|s| rows(s, start)).collect(), signals: signals.clone() };
+            let batch = RowBatch {
+                sequences: (0..n).map(|s| rows(s, start)).collect(),
+                signals: signals.clone(),
+                hidden: false,
+            };
             runner.forward(&batch).unwrap_or_else(|e| panic!("{e}"))
         };
         step(16, 0);

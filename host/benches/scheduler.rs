@@ -37,7 +37,7 @@ impl Runner for Idle {
         let sample = |i: usize| Sample { token: 5 + i as u32, logprob: -0.5, top_logprobs: Vec::new(), finite: true };
         let entropy = |i: usize| if (i as u32 + self.calls).is_multiple_of(3) { 1.0 } else { 0.0 };
         let signals = Columns { entropy_norm: (0..rows).map(entropy).collect(), ..Columns::default() };
-        Ok(RowOutputs { samples: (0..rows).map(sample).collect(), signals })
+        Ok(RowOutputs { samples: (0..rows).map(sample).collect(), signals, hidden: Vec::new() })
     }
 }
 
@@ -74,6 +74,7 @@ fn server(own: u32) -> SubServer {
         models: &models,
         entry: 0,
         vocab_size: 1000,
+        hidden_size: 1,
         eos: &[0],
         services: &NoServices,
     };
@@ -84,6 +85,7 @@ fn server(own: u32) -> SubServer {
         name: format!("m{own}"),
         description: String::new(),
         vocab_size: 1000,
+        hidden_size: 1,
         context: 1 << 20,
         eos: vec![0],
         pages: 1 << 16,

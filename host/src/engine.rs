@@ -2,18 +2,20 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
-use tokenrouter_plugin_api::net::WeightsInfo;
+use tokenrouter_plugin_api::net::{self, WeightsInfo};
 use tokenrouter_plugin_api::{Context, LogLevel, ModelDescription, Services};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::policy::PolicyFactory;
+use crate::policy::{PolicyFactory, nets};
 use crate::request::{Event, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, TokenId};
+use crate::runner::net::NetId;
 use crate::runner::{ModelInfo, Runner};
 use crate::subserver::gate::thresholds;
 use crate::subserver::worker::{self, Board, Snapshot, Surroundings};
@@ -65,6 +67,8 @@ pub struct RouteSetup {
     pub on_error: OnError,
     /// Tokens that not every model of the route knows by the same text; ascending.
     pub excluded: Vec<TokenId>,
+    /// Where relative paths of router weights start.
+    pub directory: PathBuf,
 }
 
 /// A route being served.
@@ -248,12 +252,14 @@ impl Surroundings for AtModel {
 }
 
 /// Policies' services, for one model.
-struct TextServices<'a> {
+struct PolicyServices<'a> {
     text: &'a dyn TokenText,
     route: &'a str,
+    /// Where relative paths of weights start.
+    weights: &'a Path,
 }
 
-impl Services for TextServices<'_> {
+impl Services for PolicyServices<'_> {
     fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>> {
         self.text.token_bytes(id)
     }
@@ -261,7 +267,7 @@ impl Services for TextServices<'_> {
         self.text.token_id(text)
     }
     fn weights(&self, path: &str) -> Result<WeightsInfo, String> {
-        Err(format!("weights `{path}`: router nets are not supported yet"))
+        nets::describe(self.weights, path)
     }
     fn log(&self, level: LogLevel, message: &str) {
         let route = self.route;
@@ -285,14 +291,15 @@ pub struct Engine {
 impl Engine {
     /// Start a thread for each model. `routes` come first in the list of routes, then one for each
     /// model alone, under the model's name.
-    pub fn start(models: Vec<ModelSetup>, routes: Vec<RouteSetup>) -> Result<Self, StartError> {
+    pub fn start(mut models: Vec<ModelSetup>, routes: Vec<RouteSetup>) -> Result<Self, StartError> {
         let infos: Vec<ModelInfo> = models.iter().map(|m| m.runner.info().clone()).collect();
         let mut attachments: Vec<Vec<Option<Attachment>>> = infos.iter().map(|_| Vec::new()).collect();
         let mut served = Vec::new();
+        let mut nets = LoadedNets::default();
         for route in &routes {
             served.push(describe(route, &infos)?);
             for (index, of_model) in attachments.iter_mut().enumerate() {
-                of_model.push(attach(route, ModelId(index as u32), &models, &infos)?);
+                of_model.push(attach(route, ModelId(index as u32), &mut models, &infos, &mut nets)?);
             }
         }
         for (index, info) in infos.iter().enumerate() {
@@ -496,8 +503,9 @@ fn describe(route: &RouteSetup, infos: &[ModelInfo]) -> Result<RouteInfo, StartE
 fn attach(
     route: &RouteSetup,
     model: ModelId,
-    setups: &[ModelSetup],
+    setups: &mut [ModelSetup],
     infos: &[ModelInfo],
+    loaded: &mut LoadedNets,
 ) -> Result<Option<Attachment>, StartError> {
     let Some(own) = route.models.iter().position(|&(m, _)| m == model) else { return Ok(None) };
     let info = &infos[model.index()];
@@ -508,7 +516,8 @@ fn attach(
         .map(|(m, role)| ModelDescription { name: infos[m.index()].name.clone(), role: role.clone() })
         .collect();
     let shared = route.models.iter().map(|(m, _)| infos[m.index()].vocab_size).min().unwrap_or_default();
-    let services = TextServices { text: &*setups[model.index()].text, route: &route.name };
+    let setup = &mut setups[model.index()];
+    let services = PolicyServices { text: &*setup.text, route: &route.name, weights: &route.directory };
     let context = Context {
         route: &route.name,
         model: own as u32,
@@ -523,9 +532,6 @@ fn attach(
     if let Some(id) = wanted.masked_tokens.iter().chain(&wanted.token_logits).find(|&&id| id >= info.vocab_size) {
         return Err(error(format!("the policy asks for token {id}, but the model has {} tokens", info.vocab_size)));
     }
-    if let Some(net) = wanted.nets.first() {
-        return Err(error(format!("net `{}`: router nets are not supported yet", net.name)));
-    }
     if wanted.top_k > info.vocab_size {
         let message =
             format!("the policy asks for the top {} logits, but the model has {}", wanted.top_k, info.vocab_size);
@@ -536,7 +542,35 @@ fn attach(
     excluded.extend(shared..info.vocab_size);
     excluded.retain(|&id| id < info.vocab_size);
     let models = route.models.iter().map(|&(m, _)| m).collect();
-    Ok(Some(Attachment::new(&route.name, Some(policy), models, own as u32, route.on_error, &excluded)))
+    let load = |net| loaded.load(route, net, model, &mut *setup.runner);
+    let nets = wanted.nets.iter().map(load).collect::<Result<_, _>>().map_err(error)?;
+    let attachment = Attachment::new(&route.name, Some(policy), models, own as u32, route.on_error, &excluded);
+    Ok(Some(attachment.with_nets(nets)))
+}
+
+/// The nets that runners hold. Routes that describe the same net for a model share it.
+#[derive(Default)]
+struct LoadedNets(Vec<(ModelId, PathBuf, net::Net, NetId)>);
+
+impl LoadedNets {
+    fn load(
+        &mut self,
+        route: &RouteSetup,
+        net: &net::Net,
+        model: ModelId,
+        runner: &mut dyn Runner,
+    ) -> Result<NetId, String> {
+        let same = |(m, directory, known, _): &&(_, PathBuf, _, _)| {
+            *m == model && *directory == route.directory && known == net
+        };
+        if let Some(&(.., id)) = self.0.iter().find(same) {
+            return Ok(id);
+        }
+        let ready = nets::load(route.policy.name(), net, &route.directory, runner.info())?;
+        let id = runner.load_net(ready).map_err(|e| e.to_string())?;
+        self.0.push((model, route.directory.clone(), net.clone(), id));
+        Ok(id)
+    }
 }
 
 /// The events of one request, ending with [`Event::Finished`] or [`Event::Failed`].

@@ -28,3 +28,84 @@ pub fn silu_mul(gate_up: &[f32], width: usize, out: &mut [f32]) {
         }
     });
 }
+
+/// `1 / (1 + e^-x)` of every element.
+pub fn sigmoid(x: &mut [f32]) {
+    Arch::new().dispatch(|| x.iter_mut().for_each(|x| *x = logistic(*x)));
+}
+
+/// `x * sigmoid(x)` of every element.
+pub fn silu(x: &mut [f32]) {
+    Arch::new().dispatch(|| x.iter_mut().for_each(|x| *x *= logistic(*x)));
+}
+
+/// `max(x, 0)` of every element.
+pub fn relu(x: &mut [f32]) {
+    x.iter_mut().for_each(|x| *x = x.max(0.0));
+}
+
+/// Hyperbolic tangent of every element.
+pub fn tanh(x: &mut [f32]) {
+    x.iter_mut().for_each(|x| *x = x.tanh());
+}
+
+/// `x * Φ(x)` of every element, with the normal distribution function itself, not its tanh approximation.
+pub fn gelu(x: &mut [f32]) {
+    Arch::new().dispatch(|| {
+        x.iter_mut().for_each(|x| *x *= 0.5 * (1.0 + erf(*x * std::f32::consts::FRAC_1_SQRT_2)));
+    });
+}
+
+#[inline(always)]
+fn logistic(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// The error function to 1.5e-7 (Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26).
+#[inline(always)]
+fn erf(x: f32) -> f32 {
+    let t = 1.0 / (1.0 + 0.327_591_1 * x.abs());
+    let mut p = 1.061_405_4;
+    p = p * t - 1.453_152_1;
+    p = p * t + 1.421_413_8;
+    p = p * t - 0.284_496_72;
+    p = p * t + 0.254_829_6;
+    (1.0 - p * t * exp(-x * x)).copysign(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn assert_close(apply: fn(&mut [f32]), want: fn(f64) -> f64, tolerance: f64) {
+        let arguments: Vec<f32> = (-1200..=1200).map(|i| i as f32 * 0.01).collect();
+        let mut values = arguments.clone();
+        apply(&mut values);
+        for (x, value) in arguments.iter().zip(values) {
+            let want = want(f64::from(*x));
+            assert!((f64::from(value) - want).abs() <= tolerance * (1.0 + want.abs()), "at {x}: {value}, not {want}");
+        }
+    }
+
+    /// The error function by its series, and 1 where the series has converged to it.
+    fn erf_series(x: f64) -> f64 {
+        if x.abs() > 5.0 {
+            return x.signum();
+        }
+        let (mut term, mut sum) = (x, x);
+        for n in 1..200 {
+            term *= -x * x / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        sum * 2.0 / std::f64::consts::PI.sqrt()
+    }
+
+    #[test]
+    fn functions_agree_with_their_definitions() {
+        assert_close(sigmoid, |x| 1.0 / (1.0 + (-x).exp()), 1e-6);
+        assert_close(silu, |x| x / (1.0 + (-x).exp()), 1e-6);
+        assert_close(relu, |x| x.max(0.0), 0.0);
+        assert_close(tanh, f64::tanh, 1e-6);
+        assert_close(gelu, |x| x * 0.5 * (1.0 + erf_series(x / std::f64::consts::SQRT_2)), 1e-6);
+    }
+}

@@ -83,6 +83,7 @@ pub fn engine(setup: &Setup, routes: &[Route]) -> Engine {
         settings: route.settings.to_string(),
         on_error: OnError::FailRequest,
         excluded: Vec::new(),
+        directory: root(),
     });
     Engine::start(models.collect(), routes.collect()).expect("the engine starts")
 }

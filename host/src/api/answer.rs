@@ -38,7 +38,8 @@ pub fn routing(route: &Route, entries: &[Entry]) -> Value {
     let entry = |entry: &Entry| {
         let committed = &entry.committed;
         let signals = committed.signals.as_deref().map(Vec::as_slice).unwrap_or_default();
-        let signals: Map<String, Value> = signals.iter().map(|(name, value)| ((*name).into(), json!(value))).collect();
+        let signals: Map<String, Value> =
+            signals.iter().map(|(name, value)| (name.to_string(), json!(value))).collect();
         json!({
             "id": committed.token,
             "text": entry.text,

@@ -178,6 +178,7 @@ impl Prepared {
                 settings: route.settings.to_string(),
                 on_error: route.on_error,
                 excluded: excluded.clone(),
+                directory: config.directory().to_owned(),
             });
         Engine::start(models.collect(), routes.collect()).map_err(|error| match &error {
             StartError::Policy { route, .. } | StartError::Route { route, .. } => {

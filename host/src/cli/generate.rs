@@ -179,7 +179,7 @@ fn answer_json(
             "text": entry.text,
             "model": name(entry),
             "logprob": logprob(committed.logprob),
-            "signals": signals.iter().map(|(name, value)| ((*name).into(), json!(value))).collect::<Map<_, _>>(),
+            "signals": signals.iter().map(|(name, value)| (name.to_string(), json!(value))).collect::<Map<_, _>>(),
         })
     });
     json!({

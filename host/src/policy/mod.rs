@@ -1,6 +1,7 @@
 //! Policies as the sub-servers see them, wherever they come from.
 
 pub mod native;
+pub mod nets;
 mod settings;
 
 pub use settings::validate_settings;

@@ -33,6 +33,9 @@ impl RouteId {
     }
 }
 
+/// Name of a signal.
+pub type SignalName = std::borrow::Cow<'static, str>;
+
 /// What a client asks for, already validated and tokenised.
 #[derive(Clone, Debug)]
 pub struct NewRequest {
@@ -72,7 +75,7 @@ pub struct Committed {
     /// The most probable tokens with their log-probabilities, best first, as many as asked for.
     pub top_logprobs: Vec<(TokenId, f32)>,
     /// Signals of the row that wrote it, by name, if asked for.
-    pub signals: Option<Box<Vec<(&'static str, f32)>>>,
+    pub signals: Option<Box<Vec<(SignalName, f32)>>>,
 }
 
 /// Why a request ended well.

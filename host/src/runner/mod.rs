@@ -3,13 +3,16 @@
 
 pub mod cpu;
 pub mod model_config;
+pub mod net;
+pub(crate) mod safetensors_file;
 pub mod sampler;
 mod signals;
 pub mod simulated;
 
-pub use signals::{Columns, SignalRequest};
+pub use signals::{Columns, Gathered, NetScores, SignalRequest};
 
 use crate::request::{SamplingParams, TokenId};
+use net::{Net, NetId};
 
 /// Tokens a page of K/V holds.
 pub const PAGE_TOKENS: usize = 16;
@@ -26,6 +29,8 @@ pub struct ModelInfo {
     pub description: String,
     /// Width of the logits.
     pub vocab_size: u32,
+    /// Width of a hidden state and of an input embedding.
+    pub hidden_size: u32,
     /// Most tokens of a sequence, prompt and answer together.
     pub context: u32,
     /// All tokens that end a sequence at this model, ascending.
@@ -57,6 +62,8 @@ pub struct Rows<'a> {
     pub prompt_len: usize,
     /// Tokens left out of every distribution: never sampled, not counted in any signal. Ascending.
     pub masked: &'a [TokenId],
+    /// Nets to evaluate at the sampled rows. The same in every forward of a sequence.
+    pub nets: &'a [NetId],
 }
 
 /// One forward: the rows of all sequences, computed together.
@@ -68,6 +75,8 @@ pub struct RowBatch<'a> {
     pub sequences: Vec<Rows<'a>>,
     /// Signals to compute for every sampled row.
     pub signals: SignalRequest,
+    /// Whether to give the hidden states of the sampled rows.
+    pub hidden: bool,
 }
 
 impl RowBatch<'_> {
@@ -99,6 +108,8 @@ pub struct Sample {
 pub struct RowOutputs {
     pub samples: Vec<Sample>,
     pub signals: Columns,
+    /// Last hidden state of each sampled row, after the final norm, where the batch asked for it.
+    pub hidden: Vec<f32>,
 }
 
 /// A forward that failed as a whole.
@@ -110,6 +121,10 @@ pub struct RunnerError(pub String);
 pub trait Runner: Send {
     /// What is fixed about the model.
     fn info(&self) -> &ModelInfo;
+    /// Take a net, to be evaluated in the forwards that name it. Before the first forward.
+    fn load_net(&mut self, net: Net) -> Result<NetId, RunnerError> {
+        Err(RunnerError(format!("{}: the runner of model `{}` evaluates no nets", net.name, self.info().name)))
+    }
     /// Compute `batch`: store K/V of its rows in their pages, then sample.
     fn forward(&mut self, batch: &RowBatch<'_>) -> Result<RowOutputs, RunnerError>;
 }

@@ -1,5 +1,7 @@
 //! Signal columns of a forward, and which of them anybody asked for.
 
+use super::net::NetId;
+use crate::request::SignalName;
 use tokenrouter_plugin_api::{Requirements, SignalColumns, SignalSet, TokenId};
 
 /// The signals that a forward computes: the union of what its routes' policies asked for.
@@ -26,6 +28,15 @@ impl SignalRequest {
     }
 }
 
+/// Scores of one net.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NetScores {
+    /// Numbers a row.
+    pub width: usize,
+    /// Of every sampled row of the batch; NaN for those whose sequence does not name the net.
+    pub scores: Vec<f32>,
+}
+
 /// One value a sampled row in each column that was asked for; the other columns are empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Columns {
@@ -41,11 +52,24 @@ pub struct Columns {
     pub topk_ids: Vec<TokenId>,
     /// `request.token_logits.len()` values a row.
     pub token_logits: Vec<f32>,
+    /// Of the nets that some sequence of the batch names, ascending.
+    pub nets: Vec<(NetId, NetScores)>,
+}
+
+/// What one policy asked for, of the rows that it decides about.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Gathered {
+    columns: Columns,
+    top_k: u32,
+    token_logit_count: u32,
+    net_scores: Vec<f32>,
+    net_width: u32,
 }
 
 impl Columns {
-    /// The rows `rows` of these columns (computed for `computed`), cut to what `wanted` asked for.
-    pub fn gather(&self, computed: &SignalRequest, wanted: &Requirements, rows: &[usize]) -> Columns {
+    /// The rows `rows` of these columns (computed for `computed`), cut to what `wanted` asked for. `nets`
+    /// are the runner's ids of the nets in `wanted`.
+    pub fn gather(&self, computed: &SignalRequest, wanted: &Requirements, nets: &[NetId], rows: &[usize]) -> Gathered {
         let scalar = |signal: SignalSet, column: &[f32]| -> Vec<f32> {
             if wanted.signals.contains(signal) { rows.iter().map(|&r| column[r]).collect() } else { Vec::new() }
         };
@@ -53,44 +77,38 @@ impl Columns {
         let places: Vec<usize> =
             wanted.token_logits.iter().filter_map(|id| computed.token_logits.iter().position(|c| c == id)).collect();
         let width = computed.token_logits.len();
-        Columns {
-            entropy: scalar(SignalSet::ENTROPY, &self.entropy),
-            entropy_norm: scalar(SignalSet::ENTROPY_NORM, &self.entropy_norm),
-            top1_prob: scalar(SignalSet::TOP1_PROB, &self.top1_prob),
-            margin: scalar(SignalSet::MARGIN, &self.margin),
-            logsumexp: scalar(SignalSet::LOGSUMEXP, &self.logsumexp),
-            candidate_prob: scalar(SignalSet::CANDIDATE_PROB, &self.candidate_prob),
-            topk_values: rows.iter().flat_map(|&r| &self.topk_values[r * have..r * have + want]).copied().collect(),
-            topk_ids: rows.iter().flat_map(|&r| &self.topk_ids[r * have..r * have + want]).copied().collect(),
-            token_logits: rows
-                .iter()
-                .flat_map(|&r| places.iter().map(move |&p| self.token_logits[r * width + p]))
-                .collect(),
+        let nets: Vec<&NetScores> = nets.iter().filter_map(|&id| self.net(id)).collect();
+        Gathered {
+            columns: Columns {
+                entropy: scalar(SignalSet::ENTROPY, &self.entropy),
+                entropy_norm: scalar(SignalSet::ENTROPY_NORM, &self.entropy_norm),
+                top1_prob: scalar(SignalSet::TOP1_PROB, &self.top1_prob),
+                margin: scalar(SignalSet::MARGIN, &self.margin),
+                logsumexp: scalar(SignalSet::LOGSUMEXP, &self.logsumexp),
+                candidate_prob: scalar(SignalSet::CANDIDATE_PROB, &self.candidate_prob),
+                topk_values: rows.iter().flat_map(|&r| &self.topk_values[r * have..r * have + want]).copied().collect(),
+                topk_ids: rows.iter().flat_map(|&r| &self.topk_ids[r * have..r * have + want]).copied().collect(),
+                token_logits: rows
+                    .iter()
+                    .flat_map(|&r| places.iter().map(move |&p| self.token_logits[r * width + p]))
+                    .collect(),
+                nets: Vec::new(),
+            },
+            top_k: wanted.top_k,
+            token_logit_count: wanted.token_logits.len() as u32,
+            net_scores: rows.iter().flat_map(|&r| nets.iter().flat_map(move |net| net.row(r))).copied().collect(),
+            net_width: nets.iter().map(|net| net.width as u32).sum(),
         }
     }
 
-    /// The view that policies get. `wanted` are the requirements these columns were gathered for.
-    pub fn view<'a>(&'a self, wanted: &Requirements) -> SignalColumns<'a> {
-        SignalColumns {
-            entropy: &self.entropy,
-            entropy_norm: &self.entropy_norm,
-            top1_prob: &self.top1_prob,
-            margin: &self.margin,
-            logsumexp: &self.logsumexp,
-            candidate_prob: &self.candidate_prob,
-            topk_values: &self.topk_values,
-            topk_ids: &self.topk_ids,
-            top_k: wanted.top_k,
-            token_logits: &self.token_logits,
-            token_logit_count: wanted.token_logits.len() as u32,
-            net_scores: &[],
-            net_width: 0,
-        }
+    /// Scores of a net.
+    pub fn net(&self, id: NetId) -> Option<&NetScores> {
+        self.nets.iter().find(|(net, _)| *net == id).map(|(_, scores)| scores)
     }
 
     /// Scalar signals of one row by name, for `routing` in answers. All that were computed:
     /// ask for [`SignalSet::ALL`] where the answer must not depend on what others in the batch asked for.
-    pub fn named(&self, row: usize) -> Vec<(&'static str, f32)> {
+    pub fn named(&self, row: usize) -> Vec<(SignalName, f32)> {
         let columns: [(&'static str, &[f32]); 6] = [
             ("entropy", &self.entropy),
             ("entropy_norm", &self.entropy_norm),
@@ -99,6 +117,35 @@ impl Columns {
             ("logsumexp", &self.logsumexp),
             ("candidate_prob", &self.candidate_prob),
         ];
-        columns.into_iter().filter_map(|(name, column)| Some((name, *column.get(row)?))).collect()
+        columns.into_iter().filter_map(|(name, column)| Some((name.into(), *column.get(row)?))).collect()
+    }
+}
+
+impl NetScores {
+    /// Scores of a row.
+    pub fn row(&self, row: usize) -> &[f32] {
+        &self.scores[row * self.width..][..self.width]
+    }
+}
+
+impl Gathered {
+    /// The view that policies get.
+    pub fn view(&self) -> SignalColumns<'_> {
+        let Self { columns, top_k, token_logit_count, net_scores, net_width } = self;
+        SignalColumns {
+            entropy: &columns.entropy,
+            entropy_norm: &columns.entropy_norm,
+            top1_prob: &columns.top1_prob,
+            margin: &columns.margin,
+            logsumexp: &columns.logsumexp,
+            candidate_prob: &columns.candidate_prob,
+            topk_values: &columns.topk_values,
+            topk_ids: &columns.topk_ids,
+            top_k: *top_k,
+            token_logits: &columns.token_logits,
+            token_logit_count: *token_logit_count,
+            net_scores,
+            net_width: *net_width,
+        }
     }
 }

@@ -60,6 +60,7 @@ impl SimulatedRunner {
             name: name.into(),
             description: "simulated".into(),
             vocab_size,
+            hidden_size: 1,
             context: pages.saturating_mul(PAGE_TOKENS as u32),
             eos: vec![0],
             pages,
@@ -93,9 +94,14 @@ impl SimulatedRunner {
     }
 }
 
+/// A number in [0, 1).
+fn value(hash: u64) -> f32 {
+    (hash >> 40) as f32 / (1u64 << 24) as f32
+}
+
 fn fill(columns: &mut Columns, request: &SignalRequest, hash: u64) {
     use tokenrouter_plugin_api::SignalSet as S;
-    let value = (hash >> 40) as f32 / (1u64 << 24) as f32;
+    let value = value(hash);
     for (signal, column) in [
         (S::ENTROPY, &mut columns.entropy),
         (S::ENTROPY_NORM, &mut columns.entropy_norm),
@@ -135,6 +141,7 @@ impl Runner for SimulatedRunner {
                 let token = (hash % u64::from(self.info.vocab_size)) as TokenId;
                 out.samples.push(Sample { token, logprob: -1.0, top_logprobs: Vec::new(), finite: true });
                 fill(&mut out.signals, &batch.signals, hash);
+                out.hidden.extend(batch.hidden.then(|| value(hash)));
             }
         }
         Ok(out)
@@ -160,6 +167,7 @@ mod tests {
                 sampling: &sampling,
                 prompt_len: 4,
                 masked: &[],
+                nets: &[],
             };
             runner.forward(&RowBatch { sequences: vec![rows], ..Default::default() }).map(|o| o.samples[0].token)
         };

@@ -10,7 +10,8 @@ use tokenrouter_plugin_api::{
 
 use crate::engine::OnError;
 use crate::policy::{PolicyFailure, PolicyInstance};
-use crate::request::{ModelId, TokenId};
+use crate::request::{ModelId, SignalName, TokenId};
+use crate::runner::net::NetId;
 use crate::runner::{Columns, SignalRequest};
 
 /// Dense slots: the lowest free one first.
@@ -60,6 +61,8 @@ pub struct RouteRow {
 pub struct Attachment {
     policy: Option<Box<dyn PolicyInstance>>,
     requirements: Requirements,
+    /// Where the runner has the nets of the requirements, in their order.
+    nets: Vec<NetId>,
     /// All models of the route, in the policy's order.
     pub models: Vec<ModelId>,
     /// This model among them.
@@ -90,6 +93,7 @@ impl Attachment {
         Self {
             policy,
             requirements,
+            nets: Vec::new(),
             models,
             own,
             on_error,
@@ -98,6 +102,36 @@ impl Attachment {
             failure: None,
             slots: Slots::default(),
         }
+    }
+
+    /// The same attachment, with the runner's ids of the nets that its requirements describe.
+    pub fn with_nets(self, nets: Vec<NetId>) -> Self {
+        Self { nets, ..self }
+    }
+
+    pub fn nets(&self) -> &[NetId] {
+        &self.nets
+    }
+
+    /// Signals of `row` by name: the scalars that were computed, and what this route alone asks for.
+    pub fn named_signals(&self, columns: &Columns, computed: &SignalRequest, row: usize) -> Vec<(SignalName, f32)> {
+        let mut named = columns.named(row);
+        for id in &self.requirements.token_logits {
+            let width = computed.token_logits.len();
+            if let Some(place) = computed.token_logits.iter().position(|computed| computed == id) {
+                named.push((format!("token_logit_{id}").into(), columns.token_logits[row * width + place]));
+            }
+        }
+        for (net, &id) in self.requirements.nets.iter().zip(&self.nets) {
+            match columns.net(id).map(|scores| scores.row(row)) {
+                Some([score]) => named.push((format!("net_{}", net.name).into(), *score)),
+                Some(scores) => named.extend(
+                    scores.iter().enumerate().map(|(i, &score)| (format!("net_{}_{i}", net.name).into(), score)),
+                ),
+                None => {}
+            }
+        }
+        named
     }
 
     pub fn requirements(&self) -> &Requirements {
@@ -181,7 +215,7 @@ impl Attachment {
             rows.iter().map(of).collect()
         }
         let samples = column(rows, |r| r.sample);
-        let signals = columns.gather(computed, &self.requirements, &samples);
+        let signals = columns.gather(computed, &self.requirements, &self.nets, &samples);
         let (ids, slots) = (column(rows, |r| r.id), column(rows, |r| r.slot));
         let (seeds, positions) = (column(rows, |r| r.seed), column(rows, |r| r.position));
         let (candidates, drafts) = (column(rows, |r| r.candidate), column(rows, |r| r.draft.unwrap_or(NO_TOKEN)));
@@ -196,7 +230,7 @@ impl Attachment {
             drafts: &drafts,
             last_models: &last_models,
             remaining: &remaining,
-            signals: signals.view(&self.requirements),
+            signals: signals.view(),
         };
         self.call(|policy| policy.route(&batch, &mut out))?;
         Ok(out)

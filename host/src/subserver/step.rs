@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokenrouter_plugin_api::{Decision, DecisionKind, Handoff, SignalSet};
 
-use super::attachment::RouteRow;
+use super::attachment::{Attachment, RouteRow};
 use super::pages::pages_for;
 use super::plan::{Pending, Plan, Ready, Run, plan};
 use super::replica::Replica;
@@ -95,9 +95,10 @@ impl SubServer {
                 sampling: &replica.spec.new.sampling,
                 prompt_len: replica.prompt_len(),
                 masked: attachment.map_or(&[], |a| &a.masked),
+                nets: attachment.map_or(&[], Attachment::nets),
             });
         }
-        let batch = RowBatch { sequences, signals: signals.clone() };
+        let batch = RowBatch { sequences, signals: signals.clone(), hidden: false };
         let sampled = batch.sampled();
         let runner = &mut self.runner;
         let outputs = catch_unwind(AssertUnwindSafe(|| runner.forward(&batch)))
@@ -133,7 +134,7 @@ impl SubServer {
         let mut decisions = self.route(&alive, outputs, signals);
         for (first, run) in alive {
             let decisions = &mut decisions[first..first + run.sampled];
-            self.settle_one(run, first, decisions, outputs);
+            self.settle_one(run, first, decisions, outputs, signals);
         }
     }
 
@@ -179,7 +180,14 @@ impl SubServer {
         decisions
     }
 
-    fn settle_one(&mut self, run: &Run, first: usize, decisions: &mut [Decision], outputs: &RowOutputs) {
+    fn settle_one(
+        &mut self,
+        run: &Run,
+        first: usize,
+        decisions: &mut [Decision],
+        outputs: &RowOutputs,
+        computed: &SignalRequest,
+    ) {
         let id = run.id;
         let Some(replica) = self.replicas.get(&id) else { return };
         let Some(attachment) = self.routes.get_mut(replica.spec.new.route.index()).and_then(Option::as_mut) else {
@@ -195,7 +203,11 @@ impl SubServer {
                     eos: info.eos.binary_search(&sample.token).is_ok(),
                     logprob: sample.logprob,
                     top_logprobs: sample.top_logprobs.clone(),
-                    signals: replica.spec.new.return_signals.then(|| Box::new(outputs.signals.named(row))),
+                    signals: replica
+                        .spec
+                        .new
+                        .return_signals
+                        .then(|| Box::new(attachment.named_signals(&outputs.signals, computed, row))),
                 }
             })
             .collect();

@@ -19,6 +19,7 @@ fn inconsistent_batches() {
         sampling: &sampling,
         prompt_len: 40,
         masked: &[],
+        nets: &[],
     };
     let cases = [
         (Rows { start: 40, ..good }, "rows 40..40"),
@@ -35,7 +36,7 @@ fn inconsistent_batches() {
         assert!(error.contains(message) && error.contains("`test`") && error.contains("sequence 1"), "{error}");
     }
     let signals = SignalRequest { token_logits: vec![256], ..SignalRequest::default() };
-    let error = runner.forward(&RowBatch { sequences: vec![good], signals }).unwrap_err().0;
+    let error = runner.forward(&RowBatch { sequences: vec![good], signals, hidden: false }).unwrap_err().0;
     assert!(error.contains("token 256"), "{error}");
     assert!(runner.forward(&RowBatch { sequences: vec![good], ..RowBatch::default() }).is_ok());
     let none = runner.forward(&RowBatch::default()).unwrap();

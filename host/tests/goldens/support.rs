@@ -53,12 +53,13 @@ impl Sequence {
             sampling: &self.sampling,
             prompt_len: self.prompt_len,
             masked: &self.masked,
+            nets: &[],
         }
     }
 }
 
 pub fn forward(runner: &mut CpuRunner, sequences: Vec<Rows<'_>>, signals: &SignalRequest) -> RowOutputs {
-    let batch = RowBatch { sequences, signals: signals.clone() };
+    let batch = RowBatch { sequences, signals: signals.clone(), hidden: false };
     runner.forward(&batch).unwrap_or_else(|e| panic!("{e}"))
 }
 

@@ -101,6 +101,7 @@ impl Server {
                     name: name.into(),
                     description: "recites".into(),
                     vocab_size: 2048,
+                    hidden_size: 1,
                     context: 256,
                     eos: vec![END],
                     pages: 1024,
@@ -125,6 +126,7 @@ impl Server {
             settings: "{}".into(),
             on_error: OnError::FailRequest,
             excluded: vec![],
+            directory: ".".into(),
         };
         let engine = Engine::start(vec![model("small"), model("large")], vec![route]).unwrap();
         let text = match options.without_template {

@@ -4,8 +4,10 @@ use tokenrouter_kernels::{self as kernels, Query, RopeTable};
 
 use super::CpuRunner;
 use super::model::Linear;
+use super::nets::{CpuNet, Inputs};
+use crate::runner::net::NetId;
 use crate::runner::sampler::Row;
-use crate::runner::{PAGE_TOKENS, RowBatch, RowOutputs, RunnerError};
+use crate::runner::{NetScores, PAGE_TOKENS, PageId, RowBatch, RowOutputs, Rows, RunnerError, Sample};
 
 /// Work memory, kept between forwards.
 #[derive(Default)]
@@ -13,6 +15,8 @@ pub(super) struct Buffers {
     /// The residual stream, `[rows, hidden]`.
     x: Vec<f32>,
     normed: Vec<f32>,
+    /// Last hidden states of the sampled rows, after the final norm.
+    pub(super) hidden: Vec<f32>,
     qkv: Vec<f32>,
     heads: Vec<f32>,
     /// What a block adds to the residual stream.
@@ -55,6 +59,9 @@ impl CpuRunner {
             if let Some(token) = s.context[start..end].iter().find(|&&token| token >= info.vocab_size) {
                 return wrong(i, format!("token {token} of a vocabulary of {}", info.vocab_size));
             }
+            if let Some(net) = s.nets.iter().find(|net| net.0 as usize >= self.nets.len()) {
+                return wrong(i, format!("net {} of {}", net.0, self.nets.len()));
+            }
         }
         if let Some(token) = batch.signals.token_logits.iter().find(|&&token| token >= info.vocab_size) {
             return Err(RunnerError(format!(
@@ -67,7 +74,11 @@ impl CpuRunner {
 
     /// Store K/V of all rows and leave the logits of the sampled ones in the buffers.
     pub(super) fn compute(&mut self, batch: &RowBatch<'_>) {
-        let Self { config, model, pool, frequencies, buffers: b, .. } = self;
+        let Self { config, model, pool, frequencies, buffers: b, nets, hidden_pages, .. } = self;
+        // Rows whose last hidden state is needed: the sampled ones, and all that a later row may look back at.
+        let looks_back = |s: &Rows<'_>| s.nets.iter().any(|net| nets[net.0 as usize].back > 0);
+        let kept = |s: &Rows<'_>| if looks_back(s) { s.end - s.start } else { s.sampled };
+        let sampled = |s: &Rows<'_>| s.sampled;
         let (hidden, dim) = (config.hidden, config.head_dim);
         let (q_width, kv_width) = (config.heads * dim, config.kv_heads * dim);
         let qkv_width = q_width + 2 * kv_width;
@@ -102,9 +113,10 @@ impl CpuRunner {
             }
             if l + 1 == model.layers.len() {
                 // Of the other rows only K/V was still needed.
-                keep_sampled(batch, &mut b.x, hidden);
-                keep_sampled(batch, &mut b.qkv, qkv_width);
-                keep_sampled(batch, &mut queries, 1);
+                let all = |s: &Rows<'_>| s.end - s.start;
+                keep_last(batch, all, kept, &mut b.x, hidden);
+                keep_last(batch, all, kept, &mut b.qkv, qkv_width);
+                keep_last(batch, all, kept, &mut queries, 1);
             }
             b.heads.resize(queries.len() * q_width, 0.0);
             kernels::attention(pool, l, &queries, &b.qkv, qkv_width, &mut b.heads);
@@ -119,9 +131,21 @@ impl CpuRunner {
             kernels::add(&mut b.x, &b.update);
         }
 
-        norm(&b.x, &model.norm, config.norm_eps, &mut b.normed);
-        b.logits.resize(queries.len() * config.vocab_size, 0.0);
-        kernels::linear(model.head(), &b.normed, &mut b.logits, &mut b.scratch);
+        norm(&b.x, &model.norm, config.norm_eps, &mut b.hidden);
+        let mut states = b.hidden.chunks_exact(hidden);
+        for s in &batch.sequences {
+            let states = states.by_ref().take(kept(s));
+            if !looks_back(s) {
+                states.for_each(drop);
+                continue;
+            }
+            for (position, state) in (s.start..s.end).zip(states) {
+                hidden_pages[cell(s.pages, position) * hidden..][..hidden].copy_from_slice(state);
+            }
+        }
+        keep_last(batch, kept, sampled, &mut b.hidden, hidden);
+        b.logits.resize(batch.sampled() * config.vocab_size, 0.0);
+        kernels::linear(model.head(), &b.hidden, &mut b.logits, &mut b.scratch);
     }
 
     /// Sample from the logits in the buffers.
@@ -137,15 +161,91 @@ impl CpuRunner {
         }
         out
     }
+
+    /// Evaluate the nets that the sequences name, at their sampled rows.
+    pub(super) fn evaluate_nets(&mut self, batch: &RowBatch<'_>, out: &mut RowOutputs) {
+        let mut named: Vec<NetId> = batch.sequences.iter().flat_map(|s| s.nets).copied().collect();
+        named.sort_unstable();
+        named.dedup();
+        for id in named {
+            // Sequence, position and sample of each row that has a candidate.
+            let mut rows: Vec<(&Rows<'_>, usize, usize)> = Vec::new();
+            let mut sample = 0;
+            for s in &batch.sequences {
+                for position in s.end - s.sampled..s.end {
+                    if s.nets.contains(&id) && out.samples[sample].finite {
+                        rows.push((s, position, sample));
+                    }
+                    sample += 1;
+                }
+            }
+            let net = &self.nets[id.0 as usize];
+            let mut scores = NetScores { width: net.width, scores: vec![f32::NAN; out.samples.len() * net.width] };
+            if !rows.is_empty() {
+                let values = self.net_scores(net, &rows, &out.samples);
+                for (value, (_, _, sample)) in values.chunks_exact(net.width).zip(&rows) {
+                    scores.scores[sample * net.width..][..net.width].copy_from_slice(value);
+                }
+            }
+            out.signals.nets.push((id, scores));
+        }
+    }
+
+    fn net_scores(&self, net: &CpuNet, rows: &[(&Rows<'_>, usize, usize)], samples: &[Sample]) -> Vec<f32> {
+        let (b, width, vocab) = (&self.buffers, self.config.hidden, self.config.vocab_size);
+        let mut scratch = Vec::new();
+        let (mut hidden, mut logits) = (Vec::new(), Vec::new());
+        for back in 0..=net.back {
+            let mut states = vec![0.0; rows.len() * width];
+            for (state, (s, position, sample)) in states.chunks_exact_mut(width).zip(rows) {
+                if back == 0 {
+                    state.copy_from_slice(&b.hidden[sample * width..][..width]);
+                } else if let Some(position) = position.checked_sub(back) {
+                    state.copy_from_slice(&self.hidden_pages[cell(s.pages, position) * width..][..width]);
+                }
+            }
+            let mut values = Vec::new();
+            if net.reads_logits(back) && back == 0 {
+                values.extend(rows.iter().flat_map(|(_, _, sample)| &b.logits[sample * vocab..][..vocab]));
+            } else if net.reads_logits(back) {
+                values.resize(rows.len() * vocab, 0.0);
+                kernels::linear(self.model.head(), &states, &mut values, &mut scratch);
+                for (values, (s, position, _)) in values.chunks_exact_mut(vocab).zip(rows) {
+                    if *position < back {
+                        values.fill(0.0);
+                    } else {
+                        s.masked.iter().for_each(|&id| values[id as usize] = f32::NEG_INFINITY);
+                    }
+                }
+            }
+            hidden.push(states);
+            logits.push(values);
+        }
+        let candidates: Vec<_> = rows.iter().map(|(_, _, sample)| samples[*sample].token).collect();
+        let inputs =
+            Inputs { hidden: &hidden, logits: &logits, candidates: &candidates, embedding: &self.model.embedding };
+        net.evaluate(&inputs, &mut scratch)
+    }
 }
 
-/// Keep the sampled rows of `values`, `width` each.
-fn keep_sampled<T: Copy>(batch: &RowBatch<'_>, values: &mut Vec<T>, width: usize) {
-    let (mut row, mut kept) = (0, 0);
+/// Place of a position among the cells of all pages.
+fn cell(pages: &[PageId], position: usize) -> usize {
+    pages[position / PAGE_TOKENS] as usize * PAGE_TOKENS + position % PAGE_TOKENS
+}
+
+/// Of the `have` rows of each sequence keep the last `keep` ones; `values` holds `width` numbers a row.
+fn keep_last<T: Copy>(
+    batch: &RowBatch<'_>,
+    have: impl Fn(&Rows<'_>) -> usize,
+    keep: impl Fn(&Rows<'_>) -> usize,
+    values: &mut Vec<T>,
+    width: usize,
+) {
+    let (mut end, mut kept) = (0, 0);
     for s in &batch.sequences {
-        row += s.end - s.start;
-        values.copy_within((row - s.sampled) * width..row * width, kept * width);
-        kept += s.sampled;
+        end += have(s);
+        values.copy_within((end - keep(s)) * width..end * width, kept * width);
+        kept += keep(s);
     }
     values.truncate(kept * width);
 }

@@ -2,6 +2,7 @@
 
 mod forward;
 mod model;
+mod nets;
 mod weights;
 
 use std::path::Path;
@@ -9,11 +10,13 @@ use std::path::Path;
 use tokenrouter_kernels::{KvPool, KvShape, PAGE};
 
 use super::model_config::{LoadError, ModelConfig};
+use super::net::{Net, NetId};
 use super::sampler::Sampler;
 use super::{ModelInfo, PAGE_TOKENS, RowBatch, RowOutputs, Runner, RunnerError};
 use crate::request::ModelId;
 use forward::Buffers;
 use model::Model;
+use nets::CpuNet;
 pub use weights::Progress;
 use weights::Weights;
 
@@ -42,6 +45,10 @@ pub struct CpuRunner {
     frequencies: Vec<f32>,
     sampler: Sampler,
     buffers: Buffers,
+    nets: Vec<CpuNet>,
+    /// Last hidden state at each position of each page, `[pages, PAGE, hidden]`: for nets that look back.
+    /// Empty without such a net; kept only for sequences that name one.
+    hidden_pages: Vec<f32>,
 }
 
 /// Bytes of one K/V page over all layers, before anything is loaded.
@@ -85,6 +92,7 @@ impl CpuRunner {
             name: options.name,
             description: config.describe(),
             vocab_size: config.vocab_size as u32,
+            hidden_size: config.hidden as u32,
             context: config.context as u32,
             eos: config.eos.clone(),
             pages: options.pages,
@@ -96,6 +104,8 @@ impl CpuRunner {
             frequencies: config.rope_frequencies(),
             sampler: Sampler::new(options.model, info.eos.clone()),
             buffers: Buffers::default(),
+            nets: Vec::new(),
+            hidden_pages: Vec::new(),
             info,
             config,
             model,
@@ -113,9 +123,27 @@ impl Runner for CpuRunner {
         &self.info
     }
 
+    fn load_net(&mut self, net: Net) -> Result<NetId, RunnerError> {
+        if net.back() > 0 && self.hidden_pages.is_empty() {
+            let numbers = self.info.pages as usize * PAGE_TOKENS * self.config.hidden;
+            if !fits_in_memory(numbers as u64 * size_of::<f32>() as u64) {
+                let message = format!("{}: no memory for the hidden states of {} pages", net.name, self.info.pages);
+                return Err(RunnerError(message));
+            }
+            self.hidden_pages.resize(numbers, 0.0);
+        }
+        self.nets.push(CpuNet::new(net));
+        Ok(NetId(self.nets.len() as u32 - 1))
+    }
+
     fn forward(&mut self, batch: &RowBatch<'_>) -> Result<RowOutputs, RunnerError> {
         self.check(batch)?;
         self.compute(batch);
-        Ok(self.sample(batch))
+        let mut outputs = self.sample(batch);
+        self.evaluate_nets(batch, &mut outputs);
+        if batch.hidden {
+            outputs.hidden.clone_from(&self.buffers.hidden);
+        }
+        Ok(outputs)
     }
 }

@@ -1,21 +1,18 @@
 //! Reading tensors from safetensors files, checked against the shapes that `config.json` implies.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
-use safetensors::tensor::Metadata;
 use serde::Deserialize;
 use tokenrouter_kernels as kernels;
 
 use crate::runner::model_config::{LoadError, ModelConfig, read_json};
+use crate::runner::safetensors_file::SafetensorsFile;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Larger headers are refused before memory is taken for them.
-const MAX_HEADER: u64 = 100 << 20;
 /// Bytes read at a time.
 const CHUNK: usize = 4 << 20;
 
@@ -26,7 +23,7 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// The tensors of a model directory.
 pub(super) struct Weights<'a> {
-    shards: Vec<Shard>,
+    shards: Vec<SafetensorsFile>,
     /// Shard of each tensor.
     places: HashMap<String, usize>,
     /// Where the list of tensors comes from, for messages.
@@ -35,13 +32,6 @@ pub(super) struct Weights<'a> {
     loaded: u64,
     total: u64,
     buffer: Vec<u8>,
-}
-
-struct Shard {
-    path: PathBuf,
-    file: File,
-    header: Metadata,
-    data_start: u64,
 }
 
 #[derive(Deserialize)]
@@ -68,7 +58,7 @@ impl<'a> Weights<'a> {
                     let message = format!("weight_map names `{name}`, which is missing; download it again");
                     return Err(LoadError::new(&index_path, message));
                 }
-                shards.push(Shard::open(path)?);
+                shards.push(SafetensorsFile::open(path)?);
             }
             for (tensor, name) in &index.weight_map {
                 if let Ok(shard) = names.binary_search(&name) {
@@ -86,7 +76,7 @@ impl<'a> Weights<'a> {
                     ),
                 ));
             }
-            let shard = Shard::open(path.clone())?;
+            let shard = SafetensorsFile::open(path.clone())?;
             places.extend(shard.header.tensors().into_keys().map(|name| (name, 0)));
             shards.push(shard);
             path
@@ -183,39 +173,4 @@ fn layer_of(name: &str) -> Option<Option<usize>> {
 /// Old files store tables and masks that are computed anew.
 fn is_computed(name: &str) -> bool {
     name.contains(".rotary_emb.") || name.ends_with(".attn.masked_bias")
-}
-
-impl Shard {
-    fn open(path: PathBuf) -> Result<Self, LoadError> {
-        let unreadable = |e: std::io::Error| LoadError::new(&path, format!("cannot be read: {e}"));
-        let mut file = File::open(&path).map_err(unreadable)?;
-        let size = file.metadata().map_err(unreadable)?.len();
-        let mut length = [0; 8];
-        let short = || LoadError::new(&path, format!("is no safetensors file ({size} bytes); download it again"));
-        file.read_exact(&mut length).map_err(|_| short())?;
-        let length = u64::from_le_bytes(length);
-        if length > MAX_HEADER || length > size.saturating_sub(8) {
-            return Err(LoadError::new(
-                &path,
-                format!(
-                    "says its header has {length} bytes, but the file has {size}: it is damaged or no safetensors file; download it again"
-                ),
-            ));
-        }
-        let mut header = vec![0; length as usize];
-        file.read_exact(&mut header).map_err(unreadable)?;
-        let header: Metadata = serde_json::from_slice(&header)
-            .map_err(|e| LoadError::new(&path, format!("has a damaged header ({e}); download it again")))?;
-        let data_start = 8 + length;
-        let expected = data_start + header.data_len() as u64;
-        if expected != size {
-            return Err(LoadError::new(
-                &path,
-                format!(
-                    "has {size} bytes, but its header describes {expected}: it is cut off or damaged; download it again"
-                ),
-            ));
-        }
-        Ok(Self { path, file, header, data_start })
-    }
 }

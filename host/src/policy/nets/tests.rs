@@ -1,0 +1,197 @@
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use tokenrouter_plugin_api::net::{Net as Description, Op as Described};
+
+use super::*;
+use crate::runner::net::Op;
+
+fn model(hidden_size: u32) -> ModelInfo {
+    ModelInfo {
+        name: "small".into(),
+        description: String::new(),
+        vocab_size: 50,
+        hidden_size,
+        context: 64,
+        eos: vec![],
+        pages: 4,
+        weight_bytes: 0,
+        page_bytes: 0,
+    }
+}
+
+/// A safetensors file of f32 tensors with the numbers 0, 1, 2, …
+fn file(directory: &Path, tensors: &[(&str, &[usize])]) -> PathBuf {
+    let data: BTreeMap<&str, Vec<u8>> = tensors
+        .iter()
+        .map(|(name, shape)| {
+            (*name, (0..shape.iter().product()).flat_map(|i: usize| (i as f32).to_le_bytes()).collect())
+        })
+        .collect();
+    let views = tensors
+        .iter()
+        .map(|(name, shape)| (*name, TensorView::new(Dtype::F32, shape.to_vec(), &data[name]).expect("a tensor")));
+    let path = directory.join("w.safetensors");
+    safetensors::serialize_to_file(views, None, &path).expect("a file");
+    path
+}
+
+fn demo(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/routers").join(path)
+}
+
+#[test]
+fn a_batch_norm_is_folded() {
+    let directory = tempfile::tempdir().unwrap();
+    let shapes: &[(&str, &[usize])] = &[
+        ("l.weight", &[2, 3]),
+        ("l.bias", &[2]),
+        ("n.weight", &[2]),
+        ("n.bias", &[2]),
+        ("n.running_mean", &[2]),
+        ("n.running_var", &[2]),
+    ];
+    file(directory.path(), shapes);
+    let mut net = Description::new("n", "w.safetensors");
+    let x = net.hidden();
+    let x = net.linear(x, "l");
+    net.batch_norm(x, "n");
+    let built = load("test", &net, directory.path(), &model(3)).unwrap();
+    assert_eq!((built.nodes.len(), built.width()), (2, 2));
+    let Op::Linear { weight, bias } = &built.nodes[1].op else { panic!("{built:?}") };
+    // Gain, shift, mean and variance of the second output are all 1; the first one's gain is 0.
+    let scale = 1.0 / (1.0f64 + 1e-5).sqrt();
+    let want: Vec<f32> = [0.0, 0.0, 0.0, 3.0, 4.0, 5.0].iter().map(|w| (w * scale) as f32).collect();
+    assert_eq!((weight, bias), (&want, &vec![0.0, 1.0]));
+
+    net.push(Described::Add, &[x, 2]);
+    let error = load("test", &net, directory.path(), &model(3)).unwrap_err();
+    assert!(error.contains("read by another node too"), "{error}");
+}
+
+#[test]
+fn a_router_of_another_model_is_refused_with_both_sizes() {
+    let directory = tempfile::tempdir().unwrap();
+    file(directory.path(), &[("l.weight", &[1, 210]), ("l.bias", &[1])]);
+    let mut net = Description::new("router", "w.safetensors");
+    let parts = [net.hidden(), net.token_embedding(), net.top_logits(10)];
+    let x = net.concat(&parts);
+    net.linear(x, "l");
+    assert!(load("r2r", &net, directory.path(), &model(100)).is_ok());
+    assert_eq!(
+        load("r2r", &net, directory.path(), &model(64)).unwrap_err(),
+        "net `router` of r2r: node 4 (Linear { weight: \"l.weight\", bias: Some(\"l.bias\") }): `l.weight` [1, 210] of \
+         w.safetensors takes 210 numbers, but gets 138 (concatenation [138]: hidden state [64] + token embedding [64] + \
+         top logits [10]); model `small` has hidden size 64: use the router that was trained for it"
+    );
+}
+
+#[test]
+fn descriptions_without_sense_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    file(directory.path(), &[("m", &[3, 4]), ("v", &[4]), ("wide.weight", &[65, 4])]);
+    let linear = |weight: &str| Described::Linear { weight: weight.into(), bias: None };
+    let hidden = || (Described::Hidden { back: 0 }, vec![]);
+    let cases: Vec<(Vec<(Described, Vec<u32>)>, &str)> = vec![
+        (vec![], "has 0 nodes; give 1 to 4096"),
+        (vec![(Described::Gelu, vec![0])], "reads node 0, which does not come before it"),
+        (vec![(Described::Gelu, vec![])], "has 0 inputs; give 1 to 1"),
+        (vec![hidden(), (Described::Hidden { back: 0 }, vec![0])], "has 1 inputs; give 0 to 0"),
+        (vec![hidden(), hidden()], "the value of hidden state [4] is not used"),
+        (vec![hidden(), (linear("none"), vec![0])], "w.safetensors has no tensor `none`"),
+        (vec![hidden(), (linear("v"), vec![0])], "`v` of w.safetensors has shape [4], but a matrix is needed"),
+        (vec![hidden(), (linear("wide.weight"), vec![0])], "its score has 65 numbers; the most is 64"),
+        (vec![(Described::TopLogits { count: 51, back: 0 }, vec![])], "asks for 51 of 50 tokens"),
+        (vec![(Described::TopLogits { count: 0, back: 0 }, vec![])], "asks for 0 of 50 tokens"),
+        (vec![(Described::Hidden { back: 16 }, vec![])], "looks 16 positions back; the most is 15"),
+        (vec![(Described::Row { tensor: "m".into(), row: 3 }, vec![])], "the tensor has 3 rows"),
+        (
+            vec![(Described::Embedding { weight: "m".into() }, vec![])],
+            "has a row for 3 tokens, but model `small` has 50",
+        ),
+        (
+            vec![hidden(), (linear("m"), vec![0]), (Described::Add, vec![0, 1])],
+            "cannot add hidden state [4] and linear layer [3]",
+        ),
+        (
+            vec![hidden(), (Described::RmsNorm { weight: "v".into(), eps: f32::NAN }, vec![0])],
+            "has eps NaN; give a number above 0",
+        ),
+    ];
+    for (nodes, want) in cases {
+        let mut net = Description::new("n", "w.safetensors");
+        for (op, inputs) in nodes {
+            net.push(op, &inputs);
+        }
+        let error = load("test", &net, directory.path(), &model(4)).unwrap_err();
+        assert!(error.contains(want), "{error}\n  should contain: {want}");
+    }
+}
+
+#[test]
+fn both_layouts_of_the_demo_routers_hold_the_same() {
+    for (a, b) in [("r2r/router.safetensors", "r2r/router.pt"), ("citer/router.safetensors", "citer/router.pth")] {
+        let (mut a, mut b) = (WeightsFile::open(&demo(a)).unwrap(), WeightsFile::open(&demo(b)).unwrap());
+        let info = a.info();
+        assert_eq!(info.tensors, b.info().tensors);
+        for tensor in info.tensors.iter().filter(|t| !t.name.ends_with("num_batches_tracked")) {
+            assert_eq!(a.read(&tensor.name), b.read(&tensor.name), "{}", tensor.name);
+        }
+    }
+    let metadata = |path| -> serde_json::Value {
+        serde_json::from_str(&WeightsFile::open(&demo(path)).unwrap().info().metadata).unwrap()
+    };
+    let (sibling, inside) = (metadata("r2r/router.safetensors"), metadata("r2r/router.pt"));
+    for key in ["model_type", "init_args", "common_args"] {
+        assert_eq!(sibling[key], inside[key], "{key}");
+    }
+}
+
+#[test]
+fn files_that_are_no_weights_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let error = |path: &Path| WeightsFile::open(path).err().unwrap();
+    assert!(error(&directory.path().join("none.pt")).contains("does not exist; give a .safetensors, .pt or .pth file"));
+    assert!(error(directory.path()).contains("is no file"));
+    assert!(error(&write("w.bin.gz", b"x")).contains("has an unknown kind"));
+    assert!(error(&write("old.pt", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")).contains("is no zip archive"));
+    assert!(error(&write("w.safetensors", b"short")).contains("is no safetensors file (5 bytes)"));
+    let whole = std::fs::read(demo("citer/router.pth")).unwrap();
+    for length in [whole.len() / 3, whole.len() - 30] {
+        assert!(WeightsFile::open(&write("cut.pt", &whole[..length])).is_err(), "{length} bytes were enough");
+    }
+    std::fs::copy(demo("citer/router.safetensors"), directory.path().join("c.safetensors")).unwrap();
+    write("c.json", b"[1]");
+    assert!(error(&directory.path().join("c.safetensors")).contains("is no JSON object"));
+}
+
+/// Any byte of a checkpoint may be wrong: reading it fails or gives numbers, and never panics.
+#[test]
+fn damaged_checkpoints_do_not_panic() {
+    let directory = tempfile::tempdir().unwrap();
+    let whole = std::fs::read(demo("citer/router.pth")).unwrap();
+    // The pickle comes first, the zip directory last: the numbers between them mean nothing.
+    let places = (0..1200).step_by(7).chain((whole.len() - 1500..whole.len()).step_by(11));
+    let mut refused = 0;
+    for place in places {
+        let mut bytes = whole.clone();
+        bytes[place] ^= 0x5a;
+        let path = directory.path().join("damaged.pt");
+        std::fs::write(&path, bytes).unwrap();
+        match WeightsFile::open(&path) {
+            Ok(mut file) => {
+                let names: Vec<String> = file.info().tensors.into_iter().map(|t| t.name).collect();
+                refused += usize::from(names.iter().any(|name| file.read(name).is_err()));
+            }
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(refused > 50, "only {refused} were noticed");
+}
