@@ -74,7 +74,6 @@ fn server(own: u32) -> SubServer {
         models: &models,
         entry: 0,
         vocab_size: 1000,
-        hidden_size: 1,
         eos: &[0],
         services: &NoServices,
     };

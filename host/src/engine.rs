@@ -18,6 +18,7 @@ use crate::request::{Event, ModelId, NewRequest, RequestError, RequestId, Reques
 use crate::runner::net::NetId;
 use crate::runner::{ModelInfo, Runner};
 use crate::subserver::gate::thresholds;
+use crate::subserver::observe::Observer;
 use crate::subserver::worker::{self, Board, Snapshot, Surroundings};
 use crate::subserver::{Attachment, Effect, Limits, Message, SubServer, pages_for};
 
@@ -138,6 +139,7 @@ struct Shared {
     count: AtomicUsize,
     alive: Vec<AtomicBool>,
     stopping: AtomicBool,
+    observer: Option<Arc<dyn Observer>>,
 }
 
 struct Live {
@@ -183,6 +185,9 @@ impl Shared {
     /// Stop the request at every model of its route.
     fn cancel(&self, id: RequestId) {
         if let Some(live) = self.remove(id) {
+            if let Some(observer) = &self.observer {
+                observer.cancelled(id);
+            }
             self.bury(id, live.route);
         }
     }
@@ -194,6 +199,9 @@ impl Shared {
     }
 
     fn event(&self, id: RequestId, event: Event) {
+        if let Some(observer) = &self.observer {
+            observer.event(id, &event);
+        }
         let last = !matches!(event, Event::Committed { .. });
         // A receiver that is gone cancels by itself, so a failed send needs no care.
         if !last {
@@ -208,8 +216,12 @@ impl Shared {
     /// Fail a request from outside its sub-servers.
     fn fail(&self, id: RequestId, error: RequestError) {
         if let Some(live) = self.remove(id) {
+            let event = Event::Failed(error);
+            if let Some(observer) = &self.observer {
+                observer.event(id, &event);
+            }
             // A receiver that is gone needs no word.
-            let _ = live.events.send(Event::Failed(error));
+            let _ = live.events.send(event);
             self.bury(id, live.route);
         }
     }
@@ -291,7 +303,16 @@ pub struct Engine {
 impl Engine {
     /// Start a thread for each model. `routes` come first in the list of routes, then one for each
     /// model alone, under the model's name.
-    pub fn start(mut models: Vec<ModelSetup>, routes: Vec<RouteSetup>) -> Result<Self, StartError> {
+    pub fn start(models: Vec<ModelSetup>, routes: Vec<RouteSetup>) -> Result<Self, StartError> {
+        Self::start_observed(models, routes, None)
+    }
+
+    /// [`Engine::start`], with somebody who is told of every request.
+    pub fn start_observed(
+        mut models: Vec<ModelSetup>,
+        routes: Vec<RouteSetup>,
+        observer: Option<Arc<dyn Observer>>,
+    ) -> Result<Self, StartError> {
         let infos: Vec<ModelInfo> = models.iter().map(|m| m.runner.info().clone()).collect();
         let mut attachments: Vec<Vec<Option<Attachment>>> = infos.iter().map(|_| Vec::new()).collect();
         let mut served = Vec::new();
@@ -333,6 +354,7 @@ impl Engine {
             live: Mutex::default(),
             count: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
+            observer,
         });
         let boards: Vec<Arc<Board>> = models.iter().map(|_| Arc::default()).collect();
         // Ends the threads already running when a later one cannot be started.
@@ -340,7 +362,7 @@ impl Engine {
         for (index, ((setup, inbox), routes)) in models.into_iter().zip(receivers).zip(attachments).enumerate() {
             let model = ModelId(index as u32);
             let limits = Limits { max_rows: setup.max_rows, prefill_chunk: setup.prefill_chunk };
-            let server = SubServer::new(model, setup.runner, routes, limits);
+            let server = SubServer::new(model, setup.runner, routes, limits).observed(shared.observer.clone());
             let (at, board) = (AtModel { shared: shared.clone(), model }, engine.boards[index].clone());
             let name = shared.models[index].name.clone();
             let body = move || {
@@ -450,6 +472,9 @@ impl Engine {
             let mut live = self.shared.live();
             live.insert(id, Live { route: new.route, events });
             self.shared.count.store(live.len(), Ordering::Release);
+        }
+        if let Some(observer) = &self.shared.observer {
+            observer.submitted(id, &new);
         }
         let route_id = new.route;
         self.shared.post(entry, Message::Submit(Arc::new(RequestSpec { id, new })));

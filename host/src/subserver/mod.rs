@@ -7,6 +7,7 @@
 mod attachment;
 pub mod gate;
 mod message;
+pub mod observe;
 mod pages;
 mod plan;
 mod replica;
@@ -23,6 +24,7 @@ use tokenrouter_plugin_api::{Acceptance, ModelIndex, PeerView};
 pub use attachment::Attachment;
 use attachment::Failed;
 pub use message::{Effect, Message, PeerReq, Status};
+use observe::Observer;
 pub use pages::{PagePool, pages_for};
 pub use plan::Limits;
 use replica::{Replica, Sent};
@@ -85,6 +87,7 @@ pub struct SubServer {
     effects: Vec<Effect>,
     counters: Counters,
     resolve: Resolve,
+    observer: Option<Arc<dyn Observer>>,
 }
 
 impl SubServer {
@@ -103,7 +106,13 @@ impl SubServer {
             effects: Vec::new(),
             counters: Counters::default(),
             resolve: resolve::resolve,
+            observer: None,
         }
+    }
+
+    /// Tell `observer` of every evaluation.
+    pub fn observed(self, observer: Option<Arc<dyn Observer>>) -> Self {
+        Self { observer, ..self }
     }
 
     /// Use another resolve step. For tests that show that the invariants notice a broken one.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tokenrouter_plugin_api::{Decision, DecisionKind, Handoff, SignalSet};
 
 use super::attachment::{Attachment, RouteRow};
+use super::observe::Evaluation;
 use super::pages::pages_for;
 use super::plan::{Pending, Plan, Ready, Run, plan};
 use super::replica::Replica;
@@ -78,6 +79,10 @@ impl SubServer {
                 request.scalars = SignalSet::ALL;
             }
         }
+        if let Some(observer) = &self.observer {
+            request.scalars = SignalSet::ALL;
+            request.top_k = request.top_k.max(observer.wanted().top_k.min(self.runner.info().vocab_size));
+        }
         request
     }
 
@@ -98,7 +103,8 @@ impl SubServer {
                 nets: attachment.map_or(&[], Attachment::nets),
             });
         }
-        let batch = RowBatch { sequences, signals: signals.clone(), hidden: false };
+        let hidden = self.observer.as_ref().is_some_and(|observer| observer.wanted().hidden);
+        let batch = RowBatch { sequences, signals: signals.clone(), hidden };
         let sampled = batch.sampled();
         let runner = &mut self.runner;
         let outputs = catch_unwind(AssertUnwindSafe(|| runner.forward(&batch)))
@@ -132,6 +138,7 @@ impl SubServer {
             }
         }
         let mut decisions = self.route(&alive, outputs, signals);
+        self.observe(&alive, &decisions, outputs, signals);
         for (first, run) in alive {
             let decisions = &mut decisions[first..first + run.sampled];
             self.settle_one(run, first, decisions, outputs, signals);
@@ -178,6 +185,38 @@ impl SubServer {
             }
         }
         decisions
+    }
+
+    /// Show the observer each sampled row with its decision.
+    fn observe(&self, runs: &[(usize, &Run)], decisions: &[Decision], outputs: &RowOutputs, computed: &SignalRequest) {
+        let Some(observer) = &self.observer else { return };
+        let width = outputs.hidden.len() / outputs.samples.len().max(1);
+        for &(first, run) in runs {
+            let Some(replica) = self.replicas.get(&run.id) else { continue };
+            let route = replica.spec.new.route;
+            let Some(attachment) = self.routes.get(route.index()).and_then(Option::as_ref) else { continue };
+            let drafts = if replica.verify { replica.provisional.as_slice() } else { &[] };
+            let next = replica.tokens.len() - drafts.len() - replica.prompt_len();
+            for i in 0..run.sampled {
+                let row = first + i;
+                observer.evaluated(&Evaluation {
+                    request: run.id,
+                    route,
+                    model: self.id,
+                    position: (next + i) as u32,
+                    candidate: outputs.samples[row].token,
+                    logprob: outputs.samples[row].logprob,
+                    draft: drafts.get(i).map(|d| d.token),
+                    decision: decisions[row],
+                    requirements: attachment.requirements(),
+                    nets: attachment.nets(),
+                    columns: &outputs.signals,
+                    computed,
+                    row,
+                    hidden: &outputs.hidden[row * width..][..width],
+                });
+            }
+        }
     }
 
     fn settle_one(
