@@ -8,9 +8,10 @@ use tokenrouter::engine::{Engine, ModelSetup, OnError, RouteSetup};
 use tokenrouter::policy::{PolicyFactory, native};
 use tokenrouter::request::{Committed, Event, FinishReason, ModelId, NewRequest};
 use tokenrouter::runner::cpu::{CpuRunner, LoadOptions};
+use tokenrouter::subserver::observe::Observer;
 use tokenrouter::text::ModelText;
 
-pub const MODELS: [&str; 3] = ["small", "medium", "large"];
+pub const MODELS: [&str; 4] = ["small", "medium", "large", "small-collm"];
 
 /// The repository.
 pub fn root() -> PathBuf {
@@ -60,8 +61,19 @@ pub fn me(name: &str, settings: serde_json::Value) -> Route {
     Route { name: name.into(), plugin: "me", settings, models: &[(0, "small"), (1, "medium"), (2, "large")] }
 }
 
+/// A policy between a small model and `large`.
+pub fn pair(name: &str, plugin: &'static str, settings: serde_json::Value) -> Route {
+    let models: &[_] = if plugin == "collm" { &[(3, "slm"), (2, "llm")] } else { &[(0, "slm"), (2, "llm")] };
+    Route { name: name.into(), plugin, settings, models }
+}
+
 /// An engine over the demo models with `routes`.
 pub fn engine(setup: &Setup, routes: &[Route]) -> Engine {
+    observed(setup, routes, None)
+}
+
+/// [`engine`], with an observer.
+pub fn observed(setup: &Setup, routes: &[Route], observer: Option<Arc<dyn Observer>>) -> Engine {
     let models = MODELS.iter().enumerate().map(|(index, name)| {
         let directory = root().join("models/demo").join(name);
         let model = ModelId(index as u32);
@@ -85,7 +97,7 @@ pub fn engine(setup: &Setup, routes: &[Route]) -> Engine {
         excluded: Vec::new(),
         directory: root(),
     });
-    Engine::start(models.collect(), routes.collect()).expect("the engine starts")
+    Engine::start_observed(models.collect(), routes.collect(), observer).expect("the engine starts")
 }
 
 /// A finished request.

@@ -1,60 +1,127 @@
-//! Every reference trace of `rstitch` and `me`: token for token, model for model, whatever the batch,
-//! the schedule, the pool and the chunks.
+//! Every reference trace of every algorithm: token for token, model for model, evaluation for
+//! evaluation, whatever the batch, the schedule, the pool and the chunks.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use serde_json::{Value, json};
 use tokenrouter::engine::Engine;
-use tokenrouter::request::{FinishReason, ModelId, NewRequest, SamplingParams};
+use tokenrouter::request::{Event, FinishReason, ModelId, NewRequest, RequestId, SamplingParams, TokenId};
+use tokenrouter::subserver::observe::{Evaluation, Observer, Wanted};
 
-use crate::demo::{Answer, MODELS, Setup, answers, engine, me, root, rstitch};
+use crate::demo::{Answer, MODELS, Route, Setup, answers, engine, me, observed, pair, root};
+
+/// GlimpRouter's signal is made of this many logits.
+const TOP: usize = 20;
 
 struct Trace {
     name: String,
+    algorithm: String,
     json: Value,
 }
 
 fn traces() -> Vec<Trace> {
-    let names = (1..=4).map(|i| format!("rstitch-{i}")).chain((1..=3).map(|i| format!("me-{i}")));
-    let load = |name: String| {
-        let path = root().join(format!("tests/fixtures/goldens/traces/{name}.json"));
-        let json = serde_json::from_slice(&std::fs::read(path).expect("a trace")).expect("JSON");
-        Trace { name, json }
+    let directory = root().join("tests/fixtures/goldens/traces");
+    let mut paths: Vec<_> =
+        std::fs::read_dir(directory).expect("traces").map(|e| e.expect("an entry").path()).collect();
+    paths.sort();
+    let load = |path: std::path::PathBuf| {
+        let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
+        let json: Value = serde_json::from_slice(&std::fs::read(path).expect("a trace")).expect("JSON");
+        Trace { name, algorithm: json["algorithm"].as_str().expect("an algorithm").to_owned(), json }
     };
-    names.map(load).collect()
+    paths.into_iter().map(load).collect()
+}
+
+impl Trace {
+    /// A route with the trace's own parameter.
+    fn route(&self) -> Route {
+        let (name, parameter) = (&self.name, &self.json["parameter"]);
+        let router = |kind: &str| format!("models/demo/routers/{kind}/router.safetensors");
+        match self.algorithm.as_str() {
+            "r2r" => pair(name, "r2r", json!({"router": router("r2r"), "threshold": parameter})),
+            "citer" => pair(name, "citer", json!({"router": router("citer"), "threshold": parameter})),
+            "collm" => pair(name, "collm", json!({"threshold": parameter})),
+            "collm-linear" => pair(name, "collm", json!({"threshold": parameter, "schedule": "linear"})),
+            "rstitch" => pair(name, "rstitch", json!({"threshold": parameter})),
+            "glimprouter" => pair(name, "glimprouter", json!({"threshold": parameter})),
+            "me" => {
+                let weights = json!({"small": parameter[0], "medium": parameter[1], "large": parameter[2]});
+                me(name, json!({"weights": weights, "generator": "python"}))
+            }
+            other => panic!("{name}: no route for {other}"),
+        }
+    }
+
+    fn request(&self, engine: &Engine) -> NewRequest {
+        let seed = self.json["seed"].as_u64().unwrap_or(0);
+        NewRequest {
+            route: engine.find_route(&self.name).expect("a route"),
+            prompt: ids(&self.json["prompt_ids"]),
+            max_tokens: self.json["max_new_tokens"].as_u64().expect("a number") as u32,
+            sampling: SamplingParams { seed, ..SamplingParams::greedy() },
+            return_signals: false,
+        }
+    }
+
+    /// What the policy compared, from what was observed.
+    fn score(&self, seen: &Seen) -> f64 {
+        let signal = |name: &str| f64::from(seen.signals[name]);
+        match self.algorithm.as_str() {
+            "r2r" => signal("net_r2r"),
+            "citer" => signal("net_citer"),
+            "collm" | "collm-linear" => 1.0 / (1.0 + (-signal("token_logit_2048")).exp()),
+            "rstitch" => signal("entropy_norm"),
+            "glimprouter" => seen.entropy_of_top,
+            other => panic!("{other} compares nothing"),
+        }
+    }
 }
 
 fn ids(value: &Value) -> Vec<u32> {
     value.as_array().expect("an array").iter().map(|v| v.as_u64().expect("an id") as u32).collect()
 }
 
-/// One route a trace: `me` replays the trace's own draws.
-fn engine_for(traces: &[Trace], setup: &Setup) -> Engine {
-    let routes: Vec<_> = traces
-        .iter()
-        .map(|trace| {
-            let parameter = &trace.json["parameter"];
-            if trace.name.starts_with("rstitch") {
-                return rstitch(&trace.name, parameter.as_f64().expect("a threshold"));
-            }
-            let draws: Vec<&Value> =
-                trace.json["steps"].as_array().expect("steps").iter().map(|step| &step["draw"]).collect();
-            let weights = json!({"small": parameter[0], "medium": parameter[1], "large": parameter[2]});
-            me(&trace.name, json!({"weights": weights, "draws": draws}))
-        })
-        .collect();
-    engine(setup, &routes)
+/// One evaluation as it was observed.
+#[derive(Clone, Debug, PartialEq)]
+struct Seen {
+    candidate: TokenId,
+    signals: BTreeMap<String, f32>,
+    entropy_of_top: f64,
 }
 
-fn request(engine: &Engine, trace: &Trace) -> NewRequest {
-    NewRequest {
-        route: engine.find_route(&trace.name).expect("a route"),
-        prompt: ids(&trace.json["prompt_ids"]),
-        max_tokens: trace.json["max_new_tokens"].as_u64().expect("a number") as u32,
-        sampling: SamplingParams::greedy(),
-        return_signals: true,
+type Place = (u32, &'static str);
+
+/// Keeps all evaluations, by request, position and model.
+#[derive(Default)]
+struct Watch(Mutex<BTreeMap<RequestId, BTreeMap<Place, Seen>>>);
+
+impl Observer for Watch {
+    fn wanted(&self) -> Wanted {
+        Wanted { top_k: TOP as u32, hidden: false }
     }
+
+    fn evaluated(&self, e: &Evaluation<'_>) {
+        let signals = e.named_signals().into_iter().map(|(name, value)| (name.into_owned(), value)).collect();
+        let width = e.computed.top_k as usize;
+        let top = e.columns.topk_values[e.row * width..][..TOP].iter().map(|&v| f64::from(v));
+        let sum: f64 = top.clone().map(f64::exp).sum();
+        let entropy_of_top = top.map(|v| -(v.exp() / sum) * (v - sum.ln())).sum();
+        let seen = Seen { candidate: e.candidate, signals, entropy_of_top };
+        let mut requests = self.0.lock().expect("not poisoned");
+        let place = (e.position, MODELS[e.model.index()]);
+        // Who was preempted may be evaluated again, and must then say the same.
+        if let Some(before) = requests.entry(e.request).or_default().insert(place, seen.clone()) {
+            assert_eq!(before, seen, "two evaluations at {place:?} of request {}", e.request);
+        }
+    }
+
+    fn submitted(&self, _: RequestId, _: &NewRequest) {}
+    fn event(&self, _: RequestId, _: &Event) {}
+    fn cancelled(&self, _: RequestId) {}
 }
 
-fn assert_same(trace: &Trace, answer: &Answer) {
+fn assert_same(trace: &Trace, answer: &Answer, seen: &BTreeMap<Place, Seen>) {
     let (name, json) = (&trace.name, &trace.json);
     let tokens: Vec<u32> = answer.tokens.iter().map(|t| t.token).collect();
     assert_eq!(tokens, ids(&json["token_ids"]), "{name}: tokens");
@@ -66,31 +133,62 @@ fn assert_same(trace: &Trace, answer: &Answer) {
         FinishReason::Length => "length",
     };
     assert_eq!(reason, json["finish_reason"], "{name}");
-    for (at, (token, step)) in answer.tokens.iter().zip(json["steps"].as_array().expect("steps")).enumerate() {
-        let evaluation = step["evaluations"].as_array().and_then(|e| e.last()).expect("an evaluation");
-        let signals = token.signals.as_ref().expect("signals were asked for");
-        for (signal, field) in [
-            ("entropy", "entropy_nats"),
-            ("entropy_norm", "entropy_norm"),
-            ("top1_prob", "top1_prob"),
-            ("margin", "margin"),
-        ] {
-            let got = signals.iter().find(|(n, _)| *n == signal).expect("every scalar signal").1;
-            let want = evaluation[field].as_f64().expect("a number");
-            assert!((f64::from(got) - want).abs() <= 1e-4, "{name}, token {at}: {signal} {got}, not {want}");
+    let mut expected = 0;
+    for (position, step) in json["steps"].as_array().expect("steps").iter().enumerate() {
+        for want in step["evaluations"].as_array().expect("evaluations") {
+            expected += 1;
+            let model = want["model"].as_str().expect("a model");
+            let at = format!("{name}, token {position}, {model}");
+            let place = seen.keys().find(|place| **place == (position as u32, model));
+            let seen = &seen[place.unwrap_or_else(|| panic!("{at}: was not evaluated"))];
+            assert_eq!(Some(u64::from(seen.candidate)), want["candidate"].as_u64(), "{at}: candidate");
+            let compare = |what: &str, got: f64, want: &Value| {
+                let want = want.as_f64().expect("a number");
+                assert!((got - want).abs() <= 1e-4, "{at}: {what} is {got}, not {want}");
+            };
+            for (signal, field) in [
+                ("entropy", "entropy_nats"),
+                ("entropy_norm", "entropy_norm"),
+                ("top1_prob", "top1_prob"),
+                ("margin", "margin"),
+            ] {
+                compare(signal, f64::from(seen.signals[signal]), &want[field]);
+            }
+            compare("entropy_top20", seen.entropy_of_top, &want["entropy_top20"]);
+            if want.get("score").is_some() {
+                compare("score", trace.score(seen), &want["score"]);
+            }
         }
     }
+    assert_eq!(seen.len(), expected, "{name}: evaluations that the reference does not need");
 }
 
-/// All traces at once, and a sampled request of a bare model with them, under `setup`.
-fn together(setup: &Setup) -> (Engine, Vec<Answer>) {
+/// All traces at once, each on a route of its own, and a sampled request of a bare model with them.
+/// That one's text must be the same as without company.
+fn together(setup: &Setup) -> Engine {
     let traces = traces();
-    let engine = engine_for(&traces, setup);
-    let mut requests: Vec<NewRequest> = traces.iter().map(|trace| request(&engine, trace)).collect();
+    assert_eq!(traces.len(), 24);
+    let routes: Vec<Route> = traces.iter().map(Trace::route).collect();
+    let watch = Arc::new(Watch::default());
+    let engine = observed(setup, &routes, Some(watch.clone()));
+    let mut requests: Vec<NewRequest> = traces.iter().map(|trace| trace.request(&engine)).collect();
     requests.push(sampled(&engine, "large", 5));
     let answers = answers(&engine, requests);
-    traces.iter().zip(&answers).for_each(|(trace, answer)| assert_same(trace, answer));
-    (engine, answers)
+    let watched = watch.0.lock().expect("not poisoned");
+    // Requests are numbered as they are submitted.
+    for ((trace, answer), seen) in traces.iter().zip(&answers).zip(watched.values()) {
+        assert_same(trace, answer, seen);
+    }
+    drop(watched);
+    static ALONE: OnceLock<Answer> = OnceLock::new();
+    let alone = ALONE.get_or_init(|| sampled_alone(5));
+    assert_eq!(answers[traces.len()].tokens, alone.tokens, "{setup:?}");
+    engine
+}
+
+fn sampled_alone(seed: u64) -> Answer {
+    let engine = engine(&Setup::default(), &[]);
+    answers(&engine, vec![sampled(&engine, "large", seed)]).remove(0)
 }
 
 fn sampled(engine: &Engine, route: &str, seed: u64) -> NewRequest {
@@ -103,17 +201,19 @@ fn sampled(engine: &Engine, route: &str, seed: u64) -> NewRequest {
 #[test]
 fn traces_alone() {
     let traces = traces();
-    let engine = engine_for(&traces, &Setup::default());
+    let routes: Vec<Route> = traces.iter().map(Trace::route).collect();
+    let watch = Arc::new(Watch::default());
+    let engine = observed(&Setup::default(), &routes, Some(watch.clone()));
     for trace in &traces {
-        let answer = answers(&engine, vec![request(&engine, trace)]);
-        assert_same(trace, &answer[0]);
+        let answer = answers(&engine, vec![trace.request(&engine)]);
+        let seen = watch.0.lock().expect("not poisoned").pop_last().expect("a request").1;
+        assert_same(trace, &answer[0], &seen);
     }
 }
 
 #[test]
-fn traces_in_a_batch_of_eight() {
-    let (engine, answers) = together(&Setup::default());
-    assert_eq!(answers.len(), 8);
+fn traces_of_all_algorithms_in_one_batch() {
+    let engine = together(&Setup::default());
     let counters = engine.snapshot(ModelId(2)).counters;
     assert!(counters.batched > counters.steps, "nothing ran together: {counters:?}");
 }
@@ -125,8 +225,8 @@ fn traces_with_delayed_batches() {
 
 #[test]
 fn traces_with_a_pool_that_is_too_small() {
-    // The largest request needs 24 pages, eight need far more.
-    let (engine, _) = together(&Setup { pages: 25, ..Setup::default() });
+    // The largest request needs 30 pages, all together need far more.
+    let engine = together(&Setup { pages: 31, ..Setup::default() });
     let retracted = |model| {
         let counters = engine.snapshot(ModelId(model)).counters;
         counters.retractions + counters.preemptions
@@ -140,23 +240,7 @@ fn traces_with_chunked_prefill() {
 }
 
 #[test]
-fn sampled_text_does_not_depend_on_company() {
-    let alone = {
-        let engine = engine(&Setup::default(), &[]);
-        answers(&engine, vec![sampled(&engine, "large", 5)]).remove(0)
-    };
-    for setup in [
-        Setup::default(),
-        Setup { min_batch: vec![4], ..Setup::default() },
-        Setup { pages: 25, ..Setup::default() },
-        Setup { prefill_chunk: 16, max_rows: 40, ..Setup::default() },
-    ] {
-        let (_, answers) = together(&setup);
-        assert_eq!(answers[7].tokens, alone.tokens, "{setup:?}");
-    }
-    let other = {
-        let engine = engine(&Setup::default(), &[]);
-        answers(&engine, vec![sampled(&engine, "large", 6)]).remove(0)
-    };
-    assert_ne!(other.tokens, alone.tokens, "the seed does nothing");
+fn sampled_text_depends_on_the_seed() {
+    assert_eq!(sampled_alone(5).tokens, sampled_alone(5).tokens);
+    assert_ne!(sampled_alone(6).tokens, sampled_alone(5).tokens);
 }

@@ -10,7 +10,7 @@ use tokenrouter_plugin_api::{
 
 use crate::engine::OnError;
 use crate::policy::{PolicyFailure, PolicyInstance};
-use crate::request::{ModelId, SignalName, TokenId};
+use crate::request::{ModelId, TokenId};
 use crate::runner::net::NetId;
 use crate::runner::{Columns, SignalRequest};
 
@@ -111,27 +111,6 @@ impl Attachment {
 
     pub fn nets(&self) -> &[NetId] {
         &self.nets
-    }
-
-    /// Signals of `row` by name: the scalars that were computed, and what this route alone asks for.
-    pub fn named_signals(&self, columns: &Columns, computed: &SignalRequest, row: usize) -> Vec<(SignalName, f32)> {
-        let mut named = columns.named(row);
-        for id in &self.requirements.token_logits {
-            let width = computed.token_logits.len();
-            if let Some(place) = computed.token_logits.iter().position(|computed| computed == id) {
-                named.push((format!("token_logit_{id}").into(), columns.token_logits[row * width + place]));
-            }
-        }
-        for (net, &id) in self.requirements.nets.iter().zip(&self.nets) {
-            match columns.net(id).map(|scores| scores.row(row)) {
-                Some([score]) => named.push((format!("net_{}", net.name).into(), *score)),
-                Some(scores) => named.extend(
-                    scores.iter().enumerate().map(|(i, &score)| (format!("net_{}_{i}", net.name).into(), score)),
-                ),
-                None => {}
-            }
-        }
-        named
     }
 
     pub fn requirements(&self) -> &Requirements {

@@ -2,7 +2,7 @@
 
 use tokenrouter_plugin_api::{Decision, Requirements};
 
-use crate::request::{Event, ModelId, NewRequest, RequestId, RouteId, TokenId};
+use crate::request::{Event, ModelId, NewRequest, RequestId, RouteId, SignalName, TokenId};
 use crate::runner::net::NetId;
 use crate::runner::{Columns, SignalRequest};
 
@@ -43,6 +43,13 @@ pub struct Evaluation<'a> {
     pub row: usize,
     /// Last hidden state after the final norm; empty unless wanted.
     pub hidden: &'a [f32],
+}
+
+impl Evaluation<'_> {
+    /// All scalar signals, and the token logits and net scores of the route, by name.
+    pub fn named_signals(&self) -> Vec<(SignalName, f32)> {
+        self.columns.named(self.computed, self.requirements, self.nets, self.row)
+    }
 }
 
 /// Told of every request. Called from the models' threads: it must not block.
