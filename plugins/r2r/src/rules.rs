@@ -1,7 +1,7 @@
 //! When the large model writes the next token.
 //!
-//! A measure may be NaN, "no signal". Every rule then stays with the small model, and a rule with state
-//! leaves the state as it is, as if the row had not been.
+//! A measure may be NaN, "no signal". A rule that reads it then stays with the small model, and a rule with
+//! state leaves the state as it is, as if the row had not been.
 
 use std::collections::VecDeque;
 
@@ -140,10 +140,7 @@ impl Rule {
                 !state.small_chosen
             }
             Self::Rolling { aleatoric, entropy, window } => {
-                // NaN would count as "not simple". Without entropy the rule cannot tell either.
-                if row.entropy.is_nan() {
-                    return false;
-                }
+                // NaN in either is not hard. While the large model is chosen the entropy is not read.
                 let hard = row.aleatoric >= aleatoric && row.entropy >= entropy;
                 state.hysteresis(row.aleatoric, hard, aleatoric, window, true)
             }

@@ -27,7 +27,7 @@ pub const SCHEMA: &str = r#"{
             "type": "number", "minimum": 0, "maximum": 1
         },
         "aleatoric_threshold": {
-            "description": "Aleatoric uncertainty of the ten largest logits from which a token is not simple.",
+            "description": "Aleatoric uncertainty from which a token is not simple. In `immediate`, default if alone.",
             "type": "number", "minimum": 0, "default": 2.275
         },
         "epistemic_threshold": {

@@ -175,21 +175,28 @@ fn entropy_is_in_nats_and_has_its_default() {
     assert_eq!(route(&mut policy, &[(0, 0), (1, 0)], entropies(&[0.44, 0.46])), [Stay, To(1)]);
 }
 
+const ROLLING: &str = r#"{"strategy": "neural_rolling", "router": "r2r.pt", "threshold": 0.5}"#;
+
 #[test]
-fn requests_have_their_own_state_and_a_reused_slot_has_none() {
-    let host = Host::with("r2r.pt", &published());
-    let settings = r#"{"strategy": "neural_rolling", "router": "r2r.pt", "threshold": 0.5, "window_size": 2}"#;
-    let mut policy = host.small(settings);
-    // Slot 0 sees 1, 0.2, 0.2: means 1, 0.6, 0.2. Slot 1 sees 0.2 only and is small at once.
+fn requests_have_their_own_state() {
+    let mut policy = Host::with("r2r.pt", &published()).small(ROLLING);
+    // Request 0 sees 1, 0.2, 0.4: means 1, 0.6, 0.53. Request 1 sees 0.2 and is small at once.
     assert_eq!(route(&mut policy, &[(0, 0), (1, 0)], scores(&[1.0, 0.2], 1)), [To(1), Stay]);
     assert_eq!(route(&mut policy, &[(1, 1), (0, 1)], scores(&[0.2, 0.2], 1)), [Stay, To(1)]);
-    // Another request at slot 0: without the old window 0.2 is below the threshold.
-    policy.finished(0);
-    assert_eq!(route(&mut policy, &[(0, 0), (1, 2)], scores(&[0.2, 0.2], 1)), [Stay, Stay]);
+    assert_eq!(route(&mut policy, &[(0, 2), (1, 2)], scores(&[0.4, 0.4], 1)), [To(1), Stay]);
+}
 
-    let mut kept = host.small(settings);
-    route(&mut kept, &[(0, 0)], scores(&[1.0], 1));
-    assert_eq!(route(&mut kept, &[(0, 1)], scores(&[0.2], 1)), [To(1)], "the window of a request that goes on");
+#[test]
+fn a_reused_slot_has_no_state() {
+    for (finished, next) in [(false, To(1)), (true, Stay)] {
+        let mut policy = Host::with("r2r.pt", &published()).small(ROLLING);
+        assert_eq!(route(&mut policy, &[(0, 0)], scores(&[1.0], 1)), [To(1)]);
+        if finished {
+            policy.finished(0);
+        }
+        // (1 + 0.4) / 2 reaches the threshold, 0.4 alone does not.
+        assert_eq!(route(&mut policy, &[(0, 1)], scores(&[0.4], 1)), [next]);
+    }
 }
 
 #[test]

@@ -96,6 +96,7 @@ fn rolling_takes_low_entropy_for_simple() {
     assert_eq!(choices(rule, with_entropy(&[(1.0, 0.0), (3.0, 0.4), (3.0, 0.5)])), "ssL");
     // In the large model's turn the entropy says nothing.
     assert_eq!(choices(rule, with_entropy(&[(3.0, 0.0), (0.0, 9.0)])), "Ls");
+    assert_eq!(choices(rule, with_entropy(&[(3.0, NAN), (0.0, NAN)])), "Ls");
     // No signal: stay, and remember nothing of the row.
     assert_eq!(choices(rule, with_entropy(&[(1.0, 0.0), (3.0, NAN), (NAN, 1.0), (2.0, 0.5)])), "sssL");
     assert_eq!(choices(rule, with_entropy(&[(3.0, 1.0), (NAN, 1.0), (2.0, 1.0), (1.0, 1.0)])), "LsLs");
