@@ -58,6 +58,7 @@ mod policy;
 pub mod random;
 mod requirements;
 mod views;
+mod weights;
 
 pub use context::{Context, LogLevel, ModelDescription, NoServices, Services};
 pub use decision::{Acceptance, Decision, DecisionKind, Handoff, MAX_PAYLOAD_BYTES};
@@ -66,6 +67,7 @@ pub use per_request::PerRequest;
 pub use policy::{Policy, PolicyError};
 pub use requirements::{Requirements, SignalSet};
 pub use views::{NO_MODEL, NO_TOKEN, PeerView, RequestView, RouteBatch, SignalColumns};
+pub use weights::ModelWeights;
 
 /// For [`export_policy!`] alone.
 #[doc(hidden)]
