@@ -214,12 +214,20 @@ fn the_shipped_policies_load_and_decide() {
     );
 
     let me = load(&library("libme.so"));
-    let mut instance = create(&me, r#"{"weights": {"small": 0.5, "large": 0.5}, "draws": [0.7, 0.2, 0.9]}"#).unwrap();
-    assert_eq!(instance.entry(&request(&[1, 2])), Ok(Some(1)));
-    let rows = RouteBatch { request_ids: &[1, 2], seeds: &[0, 0], positions: &[0, 1], ..RouteBatch::default() };
+    let mut instance = create(&me, r#"{"weights": {"small": 0.5, "large": 0.5}, "generator": "python"}"#).unwrap();
+    // random.Random(0).random() is 0.844, 0.757, 0.420, …
+    let first = RequestView::new(1, 0, 0, 1, 9, &[5]);
+    assert_eq!(instance.entry(&first), Ok(Some(1)));
+    let rows = RouteBatch {
+        request_ids: &[1, 2],
+        slots: &[0, 1],
+        seeds: &[0, 0],
+        positions: &[0, 1],
+        ..RouteBatch::default()
+    };
     let mut out = [Decision::STAY; 2];
     instance.route(&rows, &mut out).unwrap();
-    assert_eq!(out, [Decision::STAY, Decision::to(1)]);
+    assert_eq!(out, [Decision::to(1), Decision::STAY]);
 }
 
 #[test]
@@ -233,7 +241,7 @@ fn the_shipped_schemas_say_what_is_wrong() {
         "settings/threshold = 1.5: the value is greater than the maximum of 1"
     );
     assert_eq!(
-        check("libme.so", serde_json::json!({ "weights": { "small": 0 }, "draw": [] })).unwrap_err(),
+        check("libme.so", serde_json::json!({ "weights": { "small": -1 }, "draw": [] })).unwrap_err(),
         "settings/weights/small = 0: the value is less than or equal to the minimum of 0\n\
          settings/draw = []: no such setting; it takes weights, draws"
     );

@@ -1,39 +1,10 @@
+mod host;
 mod traces;
 
 use super::*;
-use tokenrouter_plugin_api::{DecisionKind, LogLevel, ModelDescription, NoServices, Services, SignalColumns, random};
+use host::{ROLES, Request, Texts, create_at, logits, pair};
+use tokenrouter_plugin_api::{DecisionKind, NoServices, SignalColumns, random};
 
-/// A host whose token `i` has the text `texts[i]`.
-pub struct Texts(pub Vec<Option<Vec<u8>>>);
-
-impl Services for Texts {
-    fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
-        self.0.get(id as usize).cloned().flatten()
-    }
-    fn token_id(&self, _: &str) -> Option<u32> {
-        None
-    }
-    fn weights(&self, path: &str) -> Result<tokenrouter_plugin_api::net::WeightsInfo, String> {
-        NoServices.weights(path)
-    }
-    fn log(&self, _: LogLevel, _: &str) {}
-}
-
-fn create_at(
-    model: u32,
-    roles: &[&str],
-    texts: &dyn Services,
-    width: u32,
-    settings: &str,
-) -> Result<GlimpRouter, String> {
-    let models: Vec<_> =
-        roles.iter().map(|role| ModelDescription { name: format!("m-{role}"), role: role.to_string() }).collect();
-    let context =
-        Context { route: "r", model, models: &models, entry: 0, vocab_size: width, eos: &[], services: texts };
-    GlimpRouter::create(&context, settings).map_err(|e| e.message)
-}
-
-const ROLES: [&str; 2] = ["slm", "llm"];
 const A: u32 = 0;
 const B: u32 = 1;
 const BREAK: u32 = 2;
@@ -47,115 +18,18 @@ fn texts() -> Texts {
     Texts(["a", "b", ".\n\n", "\n", "\n\nThe", "</th", "ink>", "</think>"].map(|t| Some(t.into())).into())
 }
 
-/// The instances at the small and the large model.
-pub fn pair(texts: &Texts, settings: &str) -> [GlimpRouter; 2] {
-    [0, 1].map(|model| create_at(model, &ROLES, texts, texts.0.len() as u32, settings).unwrap())
-}
-
-/// `width` logits with this entropy, the first above the others, which are alike.
-fn logits(entropy: f64, width: usize) -> Vec<f32> {
-    let (mut low, mut high) = (0.0, 60.0);
-    let of = |gap: f64| {
-        let mut logits = vec![0.0_f32; width];
-        logits.iter_mut().take(1).for_each(|first| *first = gap as f32);
-        logits
-    };
-    for _ in 0..100 {
-        let gap = (low + high) / 2.0;
-        if super::entropy(&of(gap)) > entropy { low = gap } else { high = gap }
-    }
-    of(low)
-}
-
-/// A request and what a host does for it: candidates in, committed tokens and the next owner out.
-pub struct Request {
-    slots: [Slot; 2],
-    prompt: usize,
-    pub tokens: Vec<u32>,
-    /// Who wrote each token after the prompt.
-    pub writers: Vec<usize>,
-    held: [usize; 2],
-    owner: usize,
-}
-
-impl Request {
-    pub fn new(policies: &mut [GlimpRouter; 2], slots: [Slot; 2], prompt: &[u32]) -> Self {
-        let mut request =
-            Self { slots, prompt: prompt.len(), tokens: prompt.into(), writers: vec![], held: [0; 2], owner: 0 };
-        let entry = policies[0].entry(&request.view(0)).unwrap() as usize;
-        request.held[0] = prompt.len();
-        if entry != 0 {
-            request.hand_over(policies, entry);
-        }
-        request
-    }
-
-    fn view(&self, model: usize) -> RequestView<'_> {
-        RequestView::new(1, self.slots[model], 0, self.prompt as u32, 999, &self.tokens[..self.held[model]])
-    }
-
-    fn hand_over(&mut self, policies: &mut [GlimpRouter; 2], to: usize) {
-        self.owner = to;
-        let message = PeerView::new(1 - to as u32, &self.tokens[self.held[to]..], 0, &[]);
-        policies[to].receive(&self.view(to), &message);
-        self.held[to] = self.tokens.len();
-    }
-
-    /// One forward of the owner. `sample` gives its candidate and the entropy there, for the position and
-    /// the owner. Whether a token was committed.
-    fn step(&mut self, policies: &mut [GlimpRouter; 2], sample: impl Fn(usize, usize) -> (u32, f64)) -> bool {
-        let (owner, position) = (self.owner, self.writers.len());
-        let (candidate, entropy) = sample(position, owner);
-        let width = policies[owner].requirements().top_k;
-        let logits = logits(entropy, width as usize);
-        let signals = SignalColumns { topk_values: &logits, top_k: width, ..SignalColumns::default() };
-        let mut out = [Decision::STAY];
-        let batch = RouteBatch {
-            request_ids: &[1],
-            slots: &[self.slots[owner]],
-            positions: &[position as u32],
-            candidates: &[candidate],
-            signals,
-            ..RouteBatch::default()
-        };
-        policies[owner].route(&batch, &mut out);
-        let to = match out[0].kind().unwrap() {
-            DecisionKind::To(to) => Some(to),
-            kind => {
-                assert_eq!(kind, DecisionKind::Stay);
-                None
-            }
-        };
-        let handoff = to.map(|to| policies[owner].send(&self.view(owner), to));
-        assert!(handoff.as_ref().is_none_or(|h| h.budget.is_none() && h.rollback == 0 && !h.verify));
-        let kept = handoff.is_none_or(|handoff| handoff.keep_candidate);
-        if kept {
-            self.tokens.push(candidate);
-            self.writers.push(owner);
-            self.held[owner] = self.tokens.len();
-        }
-        if let Some(to) = to {
-            self.hand_over(policies, to as usize);
-        }
-        kept
-    }
-
-    /// Until a token is committed.
-    pub fn write(&mut self, policies: &mut [GlimpRouter; 2], sample: impl Fn(usize, usize) -> (u32, f64)) {
-        // A drop, then the other model's token.
-        assert!(self.step(policies, &sample) || self.step(policies, &sample), "no token in two forwards");
-    }
-}
-
-/// Writers of an answer whose token `t` both models would write as `answer[t].0`, with entropy
-/// `answer[t].1` at either.
 fn writers(settings: &str, answer: &[(u32, f64)]) -> Vec<usize> {
+    written(settings, answer).writers
+}
+
+/// An answer whose token `t` both models would write as `answer[t].0`, with entropy `answer[t].1` at either.
+fn written(settings: &str, answer: &[(u32, f64)]) -> Request {
     let mut policies = pair(&texts(), settings);
     let mut request = Request::new(&mut policies, [0, 0], &[BREAK, END, A]);
     for _ in answer {
         request.write(&mut policies, |position, _| answer[position]);
     }
-    request.writers
+    request
 }
 
 const LOW: f64 = 0.2;
@@ -245,6 +119,28 @@ fn the_large_model_writes_all_behind_the_thinking() {
     assert_eq!(all("{}", &tokens, HIGH), [LARGE; 8]);
     let mixed = [(A, HIGH), (END, LOW), (BREAK, LOW), (A, LOW), (BREAK, LOW), (A, LOW)];
     assert_eq!(writers("{}", &mixed), [LARGE; 6]);
+}
+
+#[test]
+fn only_a_dropped_probe_costs_a_second_forward() {
+    let all_low = |settings: &str, tokens: &[u32]| {
+        written(settings, &tokens.iter().map(|&token| (token, LOW)).collect::<Vec<_>>()).forwards
+    };
+    assert_eq!(all_low("{}", &[A, BREAK, A, A]), 4);
+    assert_eq!(all_low("{}", &[A, END, A, BREAK, A]), 5);
+    assert_eq!(all_low(r#"{"first_steps_large": 2}"#, &[A, BREAK, B, BREAK, A]), 5);
+    assert_eq!(written("{}", &[(A, HIGH), (BREAK, HIGH), (A, HIGH), (B, HIGH)]).forwards, 4 + 2);
+}
+
+#[test]
+fn the_small_model_writes_nothing_behind_the_thinking() {
+    // Whoever handed it the request.
+    let [mut small, _] = pair(&texts(), "{}");
+    let view = RequestView::new(1, 0, 0, 1, 9, &[A]);
+    small.receive(&view, &PeerView::new(1, &[B, END, A], 0, &[]));
+    assert_eq!(small.decide(0, A, &logits(LOW, 8)), Decision::to(1));
+    let tokens = [A, B, END, A];
+    assert_eq!(small.send(&RequestView::new(1, 0, 0, 1, 9, &tokens), 1), Handoff::drop_candidate());
 }
 
 #[test]

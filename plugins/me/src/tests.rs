@@ -25,13 +25,8 @@ fn route(policy: &mut Me, rows: &[(Slot, u64, u32)]) -> Vec<DecisionKind> {
     let seeds: Vec<_> = rows.iter().map(|row| row.1).collect();
     let positions: Vec<_> = rows.iter().map(|row| row.2).collect();
     let mut out = vec![Decision::STAY; ids.len()];
-    let batch = RouteBatch {
-        request_ids: &ids,
-        slots: &slots,
-        seeds: &seeds,
-        positions: &positions,
-        ..RouteBatch::default()
-    };
+    let batch =
+        RouteBatch { request_ids: &ids, slots: &slots, seeds: &seeds, positions: &positions, ..RouteBatch::default() };
     policy.route(&batch, &mut out);
     out.iter().map(|d| d.kind().unwrap()).collect()
 }

@@ -89,10 +89,7 @@ fn refuses_wrong_settings() {
         "probabilities names `tiny`, which route `r` does not have; its models are small, medium, large"
     );
     assert_eq!(error(r#"{"large": -0.1}"#), "probabilities.large is -0.1; set a number of at least 0");
-    assert_eq!(
-        error(r#"{"small": 0.75, "large": 0.5}"#),
-        "probabilities sum to 1.25; they must sum to at most 1"
-    );
+    assert_eq!(error(r#"{"small": 0.75, "large": 0.5}"#), "probabilities sum to 1.25; they must sum to at most 1");
     assert!(create(1, r#"{"probability": 0.1}"#).unwrap_err().contains("unknown field `probability`"));
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Request, Texts, pair};
+use super::host::{Request, Texts, pair};
 
 fn read(path: &str) -> Value {
     let path = format!("{}/../../{path}", env!("CARGO_MANIFEST_DIR"));
