@@ -242,7 +242,7 @@ fn the_shipped_schemas_say_what_is_wrong() {
     );
     assert_eq!(
         check("libme.so", serde_json::json!({ "weights": { "small": -1 }, "draw": [] })).unwrap_err(),
-        "settings/weights/small = 0: the value is less than or equal to the minimum of 0\n\
-         settings/draw = []: no such setting; it takes weights, draws"
+        "settings/weights/small = -1: the value is less than the minimum of 0\n\
+         settings/draw = []: no such setting; it takes weights, generator"
     );
 }
