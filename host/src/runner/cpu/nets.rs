@@ -148,3 +148,6 @@ fn softmax(row: &mut [f32]) {
     let sum: f32 = row.iter().sum();
     row.iter_mut().for_each(|v| *v /= sum);
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+use std::path::{Path, PathBuf};
+
+use tokenrouter_plugin_api::net::{Net as Description, WeightsInfo};
+use tokenrouter_plugin_api::{
+    Context, LogLevel, ModelDescription, Policy, Requirements, Services, TokenId as PluginToken,
+};
+
+use super::*;
+use crate::policy::nets;
+use crate::request::{ModelId, SamplingParams};
+use crate::runner::cpu::{CpuRunner, LoadOptions};
+use crate::runner::net::{NetId, Node as NetNode};
+use crate::runner::{RowBatch, Rows, Runner, SignalRequest};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn small() -> CpuRunner {
+    let options = LoadOptions { name: "small".into(), model: ModelId(0), pages: 16, context: None, progress: None };
+    CpuRunner::load(&root().join("models/demo/small"), options).unwrap()
+}
+
+struct Files;
+
+impl Services for Files {
+    fn token_bytes(&self, _: PluginToken) -> Option<Vec<u8>> {
+        None
+    }
+    fn token_id(&self, _: &str) -> Option<PluginToken> {
+        None
+    }
+    fn weights(&self, path: &str) -> Result<WeightsInfo, String> {
+        nets::describe(&root(), path)
+    }
+    fn log(&self, _: LogLevel, _: &str) {}
+}
+
+/// The net that `P` asks for with these settings at its small model.
+fn asked<P: Policy>(settings: &str) -> Description {
+    let models = ["slm", "llm"].map(|role| ModelDescription { name: role.to_owned(), role: role.to_owned() });
+    let context =
+        Context { route: "r", model: 0, models: &models, entry: 0, vocab_size: 2048, eos: &[], services: &Files };
+    let policy = P::create(&context, settings).unwrap();
+    let Requirements { mut nets, .. } = policy.requirements();
+    nets.pop().unwrap()
+}
+
+struct Goldens {
+    hidden: Vec<f32>,
+    top_logits: Vec<f32>,
+    tokens: Vec<TokenId>,
+    file: Vec<u8>,
+}
+
+impl Goldens {
+    fn load() -> Self {
+        let file = std::fs::read(root().join("tests/fixtures/goldens/routers.safetensors")).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+        let tokens =
+            tensors.tensor("token").unwrap().data().chunks(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()));
+        let tokens = tokens.map(|id| id as TokenId).collect();
+        let mut goldens = Self { hidden: vec![], top_logits: vec![], tokens, file: vec![] };
+        (goldens.hidden, goldens.top_logits) = (floats(&file, "hidden"), floats(&file, "top_logits"));
+        goldens.file = file;
+        goldens
+    }
+
+    /// Scores of rows `rows`, by a net whose logits are the golden ones: their top 100 are all of them.
+    fn scores(&self, net: &CpuNet, runner: &CpuRunner, rows: std::ops::Range<usize>) -> Vec<f32> {
+        let part = |values: &[f32], width: usize| vec![values[rows.start * width..rows.end * width].to_vec()];
+        let inputs = Inputs {
+            hidden: &part(&self.hidden, 160),
+            logits: &part(&self.top_logits, 100),
+            candidates: &self.tokens[rows.clone()],
+            embedding: &runner.model.embedding,
+        };
+        net.evaluate(&inputs, &mut Vec::new())
+    }
+
+    fn assert_scores(&self, net: &Description, tensor: &str) -> Vec<f32> {
+        let runner = small();
+        let net = CpuNet::new(nets::load("test", net, &root(), runner.info()).unwrap());
+        let scores = self.scores(&net, &runner, 0..16);
+        for (row, (score, want)) in scores.iter().zip(floats(&self.file, tensor)).enumerate() {
+            assert!((score - want).abs() <= 1e-5, "row {row}: {score}, not {want}");
+            assert_eq!(self.scores(&net, &runner, row..row + 1), [*score], "row {row} alone");
+        }
+        scores
+    }
+}
+
+fn floats(file: &[u8], name: &str) -> Vec<f32> {
+    let tensors = safetensors::SafeTensors::deserialize(file).unwrap();
+    tensors.tensor(name).unwrap().data().chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+#[test]
+fn r2r_gives_the_reference_scores_from_both_layouts() {
+    let goldens = Goldens::load();
+    let scores = ["safetensors", "pt"].map(|layout| {
+        let net = asked::<r2r::R2r>(&format!(r#"{{"router": "models/demo/routers/r2r/router.{layout}"}}"#));
+        goldens.assert_scores(&net, "r2r_probability")
+    });
+    assert_eq!(scores[0], scores[1]);
+}
+
+#[test]
+fn citer_gives_the_reference_scores_from_both_layouts() {
+    let goldens = Goldens::load();
+    let scores = ["safetensors", "pth"].map(|layout| {
+        let net = asked::<citer::Citer>(&format!(r#"{{"router": "models/demo/routers/citer/router.{layout}"}}"#));
+        goldens.assert_scores(&net, "citer_confidence")
+    });
+    assert_eq!(scores[0], scores[1]);
+}
+
+/// Weights without a pattern.
+fn noise(count: usize, seed: u64) -> Vec<f32> {
+    let draw = |i| tokenrouter_plugin_api::random::uniform(seed, i as u64, 1 << 20) as f32 - 0.5;
+    (0..count).map(draw).collect()
+}
+
+/// A net that looks at this position and two before it, at each with other weights.
+fn window() -> Net {
+    let node = |op, inputs: &[u32], width| NetNode { op, inputs: inputs.to_vec(), width };
+    let linear = |seed, inputs: usize| Op::Linear { weight: noise(3 * inputs, seed), bias: noise(3, seed + 9) };
+    let nodes = vec![
+        node(Op::Hidden { back: 0 }, &[], 160),
+        node(Op::Hidden { back: 2 }, &[], 160),
+        node(Op::TopLogits { count: 7, back: 1 }, &[], 7),
+        node(linear(1, 160), &[0], 3),
+        node(linear(2, 160), &[1], 3),
+        node(linear(3, 7), &[2], 3),
+        node(Op::Concat, &[3, 4, 5], 9),
+    ];
+    Net { name: "window".into(), nodes }
+}
+
+#[test]
+fn a_window_is_the_same_however_its_rows_were_computed() {
+    let tokens: Vec<TokenId> = (0..40).map(|i| (i * 37 + 5) % 2000).collect();
+    let sampling = SamplingParams::greedy();
+    let pages: Vec<u32> = vec![4, 2, 9];
+    let rows = |start, end, sampled, nets: &'static [NetId], masked: &'static [TokenId]| Rows {
+        context: &tokens,
+        start,
+        end,
+        pages: &pages,
+        sampled,
+        sampling: &sampling,
+        prompt_len: 40,
+        masked,
+        nets,
+    };
+    let masked: &[TokenId] = &[3, 700];
+    // What the window should see: hidden states and logits of all rows at once, without a net.
+    let mut plain = small();
+    let signals = SignalRequest { top_k: 7, ..SignalRequest::default() };
+    let batch = RowBatch { sequences: vec![rows(0, 40, 40, &[], masked)], signals, hidden: true };
+    let all = plain.forward(&batch).unwrap();
+    let at = |values: &[f32], width: usize, position: usize, back: usize| match position.checked_sub(back) {
+        Some(p) => values[p * width..][..width].to_vec(),
+        None => vec![0.0; width],
+    };
+    let net = CpuNet::new(window());
+    let want = |position: usize| {
+        let inputs = Inputs {
+            hidden: &[0, 1, 2].map(|back| at(&all.hidden, 160, position, back)),
+            logits: &[vec![], at(&all.signals.topk_values, 7, position, 1), vec![]],
+            candidates: &[all.samples[position].token],
+            embedding: &plain.model.embedding,
+        };
+        net.evaluate(&inputs, &mut Vec::new())
+    };
+    for step in [1, 3, 16, 40] {
+        let mut runner = small();
+        let id = runner.load_net(window()).unwrap();
+        assert_eq!(id, NetId(0));
+        let mut seen = 0;
+        for start in (0..40).step_by(step) {
+            let end = (start + step).min(40);
+            // Of each chunk the last two rows are sampled; another sequence without the net comes along.
+            let sampled = 2.min(end - start);
+            let mut other = rows(0, 5, 1, &[], &[]);
+            other.pages = &[7];
+            let sequences = vec![other, rows(start, end, sampled, &[NetId(0)], masked)];
+            let out = runner.forward(&RowBatch { sequences, ..RowBatch::default() }).unwrap();
+            let scores = out.signals.net(id).unwrap();
+            assert!(scores.row(0).iter().all(|score| score.is_nan()), "a sequence that names no net");
+            for i in 0..sampled {
+                assert_eq!(
+                    scores.row(1 + i),
+                    want(end - sampled + i),
+                    "position {} in steps of {step}",
+                    end - sampled + i
+                );
+                seen += 1;
+            }
+        }
+        assert!(seen >= 2);
+    }
+}
