@@ -13,7 +13,7 @@ use tokenrouter_plugin_api::net::{self, WeightsInfo};
 use tokenrouter_plugin_api::{Context, LogLevel, ModelDescription, Services};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::policy::{PolicyFactory, nets};
+use crate::policy::{PolicyFactory, PolicyInstance, nets};
 use crate::request::{Event, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, TokenId};
 use crate::runner::net::NetId;
 use crate::runner::{ModelInfo, Runner};
@@ -524,14 +524,20 @@ fn describe(route: &RouteSetup, infos: &[ModelInfo]) -> Result<RouteInfo, StartE
     })
 }
 
-/// Make the policy instance of `route` at `model`; `None` where the route does not use the model.
-fn attach(
+/// What a policy instance is made for.
+struct Made {
+    own: usize,
+    policy: Box<dyn PolicyInstance>,
+}
+
+/// Make the policy instance of `route` at `model` and check what it asks for; `None` where the route does
+/// not use the model.
+fn make(
     route: &RouteSetup,
     model: ModelId,
-    setups: &mut [ModelSetup],
+    text: &dyn TokenText,
     infos: &[ModelInfo],
-    loaded: &mut LoadedNets,
-) -> Result<Option<Attachment>, StartError> {
+) -> Result<Option<Made>, StartError> {
     let Some(own) = route.models.iter().position(|&(m, _)| m == model) else { return Ok(None) };
     let info = &infos[model.index()];
     let error = |message: String| StartError::Policy { route: route.name.clone(), model: info.name.clone(), message };
@@ -540,15 +546,13 @@ fn attach(
         .iter()
         .map(|(m, role)| ModelDescription { name: infos[m.index()].name.clone(), role: role.clone() })
         .collect();
-    let shared = route.models.iter().map(|(m, _)| infos[m.index()].vocab_size).min().unwrap_or_default();
-    let setup = &mut setups[model.index()];
-    let services = PolicyServices { text: &*setup.text, route: &route.name, weights: &route.directory };
+    let services = PolicyServices { text, route: &route.name, weights: &route.directory };
     let context = Context {
         route: &route.name,
         model: own as u32,
         models: &described,
         entry: route.entry as u32,
-        vocab_size: shared,
+        vocab_size: shared_vocabulary(route, infos),
         eos: &info.eos,
         services: &services,
     };
@@ -562,13 +566,56 @@ fn attach(
             format!("the policy asks for the top {} logits, but the model has {}", wanted.top_k, info.vocab_size);
         return Err(error(message));
     }
+    Ok(Some(Made { own, policy }))
+}
+
+/// Token ids below this are known to every model of the route.
+fn shared_vocabulary(route: &RouteSetup, infos: &[ModelInfo]) -> u32 {
+    route.models.iter().map(|(m, _)| infos[m.index()].vocab_size).min().unwrap_or_default()
+}
+
+/// Make every policy instance of `route` once, and its nets, without a runner: whatever [`Engine::start`]
+/// would refuse in a route is refused here, before any model is loaded. `texts` and `infos` are by model;
+/// of the latter, pools and sizes in bytes do not matter.
+pub fn check_route(route: &RouteSetup, texts: &[Arc<dyn TokenText>], infos: &[ModelInfo]) -> Result<(), StartError> {
+    describe(route, infos)?;
+    for (index, (text, info)) in texts.iter().zip(infos).enumerate() {
+        let Some(made) = make(route, ModelId(index as u32), &**text, infos)? else { continue };
+        for net in &made.policy.requirements().nets {
+            nets::load(route.policy.name(), net, &route.directory, info).map_err(|message| StartError::Policy {
+                route: route.name.clone(),
+                model: info.name.clone(),
+                message,
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Attach `route` at `model`; `None` where the route does not use it.
+fn attach(
+    route: &RouteSetup,
+    model: ModelId,
+    setups: &mut [ModelSetup],
+    infos: &[ModelInfo],
+    loaded: &mut LoadedNets,
+) -> Result<Option<Attachment>, StartError> {
+    let setup = &mut setups[model.index()];
+    let Some(Made { own, policy }) = make(route, model, &*setup.text, infos)? else { return Ok(None) };
+    let info = &infos[model.index()];
+    let load = |net| loaded.load(route, net, model, &mut *setup.runner);
+    let nets = policy
+        .requirements()
+        .nets
+        .iter()
+        .map(load)
+        .collect::<Result<_, _>>()
+        .map_err(|message| StartError::Policy { route: route.name.clone(), model: info.name.clone(), message })?;
     // What some model of the route does not know must not be sampled by any.
     let mut excluded = route.excluded.clone();
-    excluded.extend(shared..info.vocab_size);
+    excluded.extend(shared_vocabulary(route, infos)..info.vocab_size);
     excluded.retain(|&id| id < info.vocab_size);
     let models = route.models.iter().map(|&(m, _)| m).collect();
-    let load = |net| loaded.load(route, net, model, &mut *setup.runner);
-    let nets = wanted.nets.iter().map(load).collect::<Result<_, _>>().map_err(error)?;
     let attachment = Attachment::new(&route.name, Some(policy), models, own as u32, route.on_error, &excluded);
     Ok(Some(attachment.with_nets(nets)))
 }

@@ -201,3 +201,44 @@ fn a_window_is_the_same_however_its_rows_were_computed() {
         assert!(seen >= 2);
     }
 }
+
+/// Every network class of R2R with its variants, against PyTorch (tests/fixtures/goldens/router_forms.py).
+#[test]
+fn all_forms_of_r2r_agree_with_pytorch() {
+    let directory = "tests/fixtures/goldens/router-forms";
+    let file = std::fs::read(root().join(directory).join("expected.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let tokens = tensors.tensor("token").unwrap().data().chunks(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()));
+    let tokens: Vec<TokenId> = tokens.map(|id| id as TokenId).collect();
+    let by_position = |name: &str| [0, 1, 2].map(|back| floats(&file, &format!("{name}_{back}")));
+    let (hidden, logits) = (by_position("hidden"), by_position("logits"));
+    let embedding = PackedMatrix::from_rows(12, &floats(&file, "embedding"));
+    let model = crate::runner::ModelInfo {
+        name: "tiny".into(),
+        description: String::new(),
+        vocab_size: 30,
+        hidden_size: 12,
+        context: 64,
+        eos: vec![],
+        pages: 4,
+        weight_bytes: 0,
+        page_bytes: 0,
+    };
+    let inputs = Inputs { hidden: &hidden, logits: &logits, candidates: &tokens, embedding: &embedding };
+    let mut forms = 0;
+    for name in tensors.names() {
+        let Some(form) = name.strip_prefix("expected_") else { continue };
+        let strategy = if form.starts_with("multi") { "neural_multi_input" } else { "neural" };
+        let net = asked::<r2r::R2r>(&format!(r#"{{"strategy": "{strategy}", "router": "{directory}/{form}.pt"}}"#));
+        let net = nets::load("r2r", &net, &root(), &model).unwrap();
+        let width = net.width();
+        let scores = CpuNet::new(net).evaluate(&inputs, &mut Vec::new());
+        for (row, want) in floats(&file, name).iter().enumerate() {
+            // Of three classes the last is "divergent".
+            let score = scores[(row + 1) * width - 1];
+            assert!((score - want).abs() <= 1e-5, "{form}, row {row}: {score}, not {want}");
+        }
+        forms += 1;
+    }
+    assert_eq!(forms, 14);
+}
