@@ -32,7 +32,7 @@ Any key of the configuration can be set by the environment: TOKENROUTER__SERVER_
 pub enum Command {
     Serve(Serve),
     Generate(Generate),
-    Eval(Eval),
+    Eval(Box<Eval>),
     Check(Check),
 }
 

@@ -30,13 +30,12 @@ fn models(summaries: &[Summary]) -> Vec<String> {
     models
 }
 
-const NUMBERS: [&str; 6] = ["accuracy %", "95 %", "hand-offs", "tokens", "time s", "tokens/s"];
+const NUMBERS: [&str; 5] = ["accuracy % (95 %)", "hand-offs", "tokens", "time s", "tok/s"];
 
-fn numbers(summary: &Summary) -> [String; 6] {
+fn numbers(summary: &Summary) -> [String; 5] {
     let (low, high) = summary.accuracy_interval();
     [
-        percent(summary.accuracy()),
-        format!("{}–{}", percent(low), percent(high)),
+        format!("{} ({}–{})", percent(summary.accuracy()), percent(low), percent(high)),
         format!("{:.1}", summary.handoffs_per_100_tokens()),
         format!("{:.1}", summary.mean_tokens()),
         format!("{:.1}", summary.seconds),
@@ -52,7 +51,7 @@ fn wide(summaries: &[Summary], models: &[String]) -> String {
     let labelled = summaries.iter().any(|summary| !summary.point.label.is_empty());
     let row = |route: &str, label: &str, shares: Vec<String>, numbers: &[String]| {
         let names = if labelled { vec![route.to_owned(), label.to_owned()] } else { vec![route.to_owned()] };
-        [&names, &numbers[..2], &shares, &numbers[2..]].concat()
+        [&names, &numbers[..1], &shares, &numbers[1..]].concat()
     };
     let mut rows = vec![row("route", "point", models.to_vec(), &NUMBERS.map(String::from))];
     for summary in summaries {
@@ -68,13 +67,13 @@ fn narrow(summaries: &[Summary]) -> String {
     let mut lines = aligned(&rows, 0).into_iter();
     let mut text = lines.next().unwrap_or_default();
     for (summary, line) in summaries.iter().zip(lines) {
-        let shares = summary
-            .point
-            .models
-            .iter()
-            .map(|model| format!("{model} {}", summary.share(model).map_or("-".into(), percent)));
-        for name in [summary.point.name.clone(), format!("  {}", shares.collect::<Vec<_>>().join(", "))] {
-            text += &clipped(&name);
+        let share = |model: &String| format!("{model} {}", summary.share(model).map_or("-".into(), percent));
+        let shares = summary.point.models.iter().map(share).collect::<Vec<_>>().join(", ");
+        let name = &summary.point.name;
+        let joined = format!("{name}  {shares}");
+        let fits = joined.chars().count() <= WIDTH;
+        for names in if fits { vec![joined] } else { vec![name.clone(), format!("  {shares}")] } {
+            text += &clipped(&names);
             text.push('\n');
         }
         text += &line;
@@ -201,14 +200,14 @@ mod tests {
         assert_eq!(
             lines[..3],
             [
-                "route    point           accuracy %        95 %  small  large  hand-offs  tokens  time s  tokens/s",
-                "rstitch  threshold=0.03        50.0    9.5–90.5   90.8    9.2        7.7    65.0     2.0        65",
-                "large                         100.0  20.7–100.0      -  100.0        0.0    64.0     1.0        64",
+                "route    point            accuracy % (95 %)  small  large  hand-offs  tokens  time s  tok/s",
+                "rstitch  threshold=0.03     50.0 (9.5–90.5)   90.8    9.2        7.7    65.0     2.0     65",
+                "large                    100.0 (20.7–100.0)      -  100.0        0.0    64.0     1.0     64",
             ]
         );
         assert!(lines.iter().all(|line| line.chars().count() <= 100), "{text}");
         let text = table(&summaries()[1..]);
-        assert!(text.starts_with("route  accuracy %"), "{text}");
+        assert!(text.starts_with("route   accuracy % (95 %)  large  hand-offs"), "{text}");
     }
 
     #[test]
@@ -219,6 +218,10 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
         assert!(text.contains("\nme[weights={small=0.5,medium=0.3,large=0.2}]\n"), "{text}");
         assert!(text.contains("\n  small 25.0, medium 15.0, large 10.0, xxx"), "{text}");
+        let label = format!("weights={{small=0.5,medium=0.3,large=0.2,{}}}", "x".repeat(9));
+        let routed = point("me", &label, &["small", "medium", "large"]);
+        let text = table(&[Summary::new(&routed, &[row(&routed, 0, true, &[5, 3, 2], 4)])]);
+        assert!(text.contains(&format!("\nme[{label}]  small 50.0, medium 30.0, large 20.0\n")), "{text}");
     }
 
     #[test]

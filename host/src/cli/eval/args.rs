@@ -107,7 +107,7 @@ mod tests {
     fn parse(more: &[&str]) -> Result<Eval, String> {
         let all = ["tokenrouter", "eval", "c.toml", "--dataset", "d.jsonl"].iter().chain(more);
         match Arguments::try_parse_from(all).map_err(|e| e.to_string())?.command {
-            Command::Eval(eval) => Ok(eval),
+            Command::Eval(eval) => Ok(*eval),
             other => panic!("{other:?}"),
         }
     }

@@ -51,8 +51,8 @@ pub fn meta(arguments: &Eval, questions: usize, search: Option<&Next>) -> Value 
         "dataset": arguments.dataset.display().to_string(),
         "questions": questions,
         "sampling": {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
+            "temperature": as_written(sampling.temperature),
+            "top_p": as_written(sampling.top_p),
             "top_k": sampling.top_k,
             "max_tokens": arguments.max_tokens,
             "seed": sampling.seed,
@@ -74,6 +74,11 @@ pub fn meta(arguments: &Eval, questions: usize, search: Option<&Next>) -> Value 
         });
     }
     meta
+}
+
+/// 0.7, not the double-precision number that is closest to its single-precision form.
+fn as_written(number: f32) -> Option<f64> {
+    number.to_string().parse().ok()
 }
 
 fn date() -> Option<String> {
