@@ -36,6 +36,11 @@ impl Search {
         Ok(Self { low, high, integer, target, tolerance, measured: Vec::new() })
     }
 
+    /// The ends, which are tried first.
+    pub fn range(&self) -> [f64; 2] {
+        [self.low, self.high]
+    }
+
     /// `value` gave `share`.
     pub fn measured(&mut self, value: f64, share: f64) {
         self.measured.push((value, share));

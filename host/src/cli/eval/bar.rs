@@ -31,15 +31,11 @@ impl Bar {
         self.0.set_message(format!("{share}{speed:.0} tokens/s"));
         self.0.set_position(so_far.questions as u64);
     }
-
-    pub fn end(&self) {
-        self.0.finish_and_clear();
-    }
 }
 
 impl Drop for Bar {
-    /// Whatever ends a point early is told on a clear line.
+    /// Whatever follows is told on a clear line.
     fn drop(&mut self) {
-        self.end();
+        self.0.finish_and_clear();
     }
 }

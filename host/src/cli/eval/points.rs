@@ -6,7 +6,7 @@ use super::super::build::Prepared;
 use super::super::output::Failure;
 use super::args::Eval;
 use crate::config::RouteConfig;
-use crate::engine::RouteSetup;
+use crate::engine::{OnError, RouteSetup};
 use crate::eval::bisect::Search;
 use crate::eval::summary::Point;
 use crate::eval::sweep::{Sweep, bounds, combinations, set, shown};
@@ -57,10 +57,16 @@ fn checked(point: Point, index: usize, flag: &str, prepared: &Prepared) -> Resul
     Ok(point)
 }
 
-/// The point as a route of the engine; `None` for a model alone, which the engine has anyway.
+/// The point as a route of the engine; `None` for a model alone, which the engine has anyway. Answers that
+/// went on without their policy would measure something else, so a policy that fails ends the evaluation.
 pub fn route(point: &Point, prepared: &Prepared) -> Option<RouteSetup> {
     let index = prepared.config.routes.iter().position(|route| route.name == point.route)?;
-    Some(RouteSetup { name: point.name.clone(), settings: point.settings.to_string(), ..prepared.route(index) })
+    Some(RouteSetup {
+        name: point.name.clone(),
+        settings: point.settings.to_string(),
+        on_error: OnError::FailRequest,
+        ..prepared.route(index)
+    })
 }
 
 /// The search that `--target-share` asks for.
@@ -97,7 +103,7 @@ impl<'a> Target<'a> {
             .map_err(|e| Failure::input(format!("--range: {e}")))?;
         let target = Self { prepared, setting, integer: known.integer, search };
         // Both ends show before anything is loaded.
-        for end in [range.0, range.1] {
+        for end in target.search.range() {
             target.point(end)?;
         }
         Ok(target)

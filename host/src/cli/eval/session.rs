@@ -67,14 +67,13 @@ impl Session<'_> {
     /// Ask what has no answer yet. `number` says which point it is, for the progress bar.
     pub async fn evaluate(&mut self, engine: &Engine, point: &Point, number: &str) -> Result<Summary, Failure> {
         let running = self.running(engine, point)?;
-        let mut todo = (0..self.questions.len()).filter(|index| !self.store.has(point, *index)).collect::<Vec<_>>();
-        todo.reverse();
-        let earlier = Summary::new(point, &self.store.rows(point)).seconds;
-        let start = Instant::now();
+        let mut todo: Vec<usize> =
+            (0..self.questions.len()).rev().filter(|index| !self.store.has(point, *index)).collect();
+        let mut so_far = Summary::new(point, &self.store.rows(point));
+        let (earlier, start, mut tokens) = (so_far.seconds, Instant::now(), 0);
         let bar = Bar::new(&format!("{number}{}", point.name), self.questions.len());
-        bar.show(&Summary::new(point, &self.store.rows(point)), 0, 0.0);
+        bar.show(&so_far, tokens, 0.0);
         let mut asked = JoinSet::new();
-        let (mut so_far, mut tokens) = (Summary::new(point, &self.store.rows(point)), 0);
         loop {
             while asked.len() < self.arguments.concurrency as usize
                 && let Some(index) = todo.pop()
@@ -102,8 +101,7 @@ impl Session<'_> {
             bar.show(&so_far, tokens, start.elapsed().as_secs_f64());
             self.store.add(row)?;
         }
-        bar.end();
-        Ok(Summary::new(point, &self.store.rows(point)))
+        Ok(so_far)
     }
 
     fn running<'a>(&mut self, engine: &'a Engine, point: &'a Point) -> Result<Running<'a>, Failure> {
