@@ -63,6 +63,10 @@ pub fn read(bytes: &[u8], digest: &str, file: &str) -> Result<Kept, String> {
     let mut lines = bytes[..end].split(|byte| *byte == b'\n');
     let header: Header = serde_json::from_slice(lines.next().unwrap_or_default())
         .map_err(|_| format!("{file}: line 1 is not of an evaluation that was broken off; {advice}"))?;
+    // Without answers nothing is lost: the other evaluation was refused or broken off at its start.
+    if header.digest != digest && lines.clone().next().is_none() {
+        return Ok(Kept::default());
+    }
     if header.digest != digest {
         return Err(format!(
             "{file} is of another evaluation (configuration, models, plugins, dataset, points, sampling or version \
@@ -117,6 +121,7 @@ mod tests {
         let (text, _) = file();
         let error = read(text.as_bytes(), "abd", "f").unwrap_err();
         assert!(error.starts_with("f is of another evaluation") && error.ends_with("--restart"), "{error}");
+        assert_eq!(read(header("abc").unwrap().as_bytes(), "abd", "f"), Ok(Kept::default()));
         let error = read(b"{}\n", "abc", "f").unwrap_err();
         assert!(error.starts_with("f: line 1 is not of an evaluation"), "{error}");
         let error = read((header("abc").unwrap() + "{\"index\":\n{}\n").as_bytes(), "abc", "f").unwrap_err();
