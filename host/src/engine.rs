@@ -296,7 +296,8 @@ impl Services for PolicyServices<'_> {
 pub struct Engine {
     shared: Arc<Shared>,
     boards: Vec<Arc<Board>>,
-    threads: Vec<JoinHandle<()>>,
+    /// They end with the model's runner, or with `None` after a panic.
+    threads: Vec<JoinHandle<Option<Box<dyn Runner>>>>,
     next_id: AtomicU64,
 }
 
@@ -317,6 +318,7 @@ impl Engine {
         let mut attachments: Vec<Vec<Option<Attachment>>> = infos.iter().map(|_| Vec::new()).collect();
         let mut served = Vec::new();
         let mut nets = LoadedNets::default();
+        models.iter_mut().for_each(|model| model.runner.forget_nets());
         for route in &routes {
             served.push(describe(route, &infos)?);
             for (index, of_model) in attachments.iter_mut().enumerate() {
@@ -362,14 +364,16 @@ impl Engine {
         for (index, ((setup, inbox), routes)) in models.into_iter().zip(receivers).zip(attachments).enumerate() {
             let model = ModelId(index as u32);
             let limits = Limits { max_rows: setup.max_rows, prefill_chunk: setup.prefill_chunk };
-            let server = SubServer::new(model, setup.runner, routes, limits).observed(shared.observer.clone());
+            let mut server = SubServer::new(model, setup.runner, routes, limits).observed(shared.observer.clone());
             let (at, board) = (AtModel { shared: shared.clone(), model }, engine.boards[index].clone());
             let name = shared.models[index].name.clone();
             let body = move || {
-                let run = AssertUnwindSafe(|| worker::run(server, &inbox, &at, &board, setup.max_wait));
+                let run = AssertUnwindSafe(|| worker::run(&mut server, &inbox, &at, &board, setup.max_wait));
                 if catch_unwind(run).is_err() {
                     at.shared.model_down(model);
+                    return None;
                 }
+                Some(server.into_runner())
             };
             let thread = std::thread::Builder::new().name(format!("model-{name}")).spawn(body);
             engine.threads.push(thread.map_err(|e| StartError::Thread { model: name, message: e.to_string() })?);
@@ -485,18 +489,27 @@ impl Engine {
         }
         Ok(RequestStream { id, events: receiver, shared: Some(self.shared.clone()) })
     }
+
+    /// End as dropping does, and give the runners back, by model, for another engine. `None` for a model
+    /// whose thread has panicked.
+    pub fn stop(mut self) -> Vec<Option<Box<dyn Runner>>> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Vec<Option<Box<dyn Runner>>> {
+        self.stop_accepting();
+        self.shared.inboxes.iter().for_each(|inbox| drop(inbox.send(Message::Shutdown)));
+        // A panic has been reported by the hook and by `model_down`.
+        let runners = self.threads.drain(..).map(|thread| thread.join().ok().flatten()).collect();
+        // A hand-off may have been under way to a model that had already ended.
+        self.fail_all();
+        runners
+    }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.stop_accepting();
-        self.shared.inboxes.iter().for_each(|inbox| drop(inbox.send(Message::Shutdown)));
-        for thread in self.threads.drain(..) {
-            // A panic has been reported by the hook and by `model_down`.
-            let _ = thread.join();
-        }
-        // A hand-off may have been under way to a model that had already ended.
-        self.fail_all();
+        self.end();
     }
 }
 

@@ -7,6 +7,7 @@ pub mod api;
 pub mod cli;
 pub mod config;
 pub mod engine;
+pub mod eval;
 pub mod policy;
 pub mod request;
 pub mod runner;

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use super::eval::Eval;
+
 /// An LLM server that routes tokens, not requests, between models
 #[derive(Debug, Parser)]
 #[command(name = "tokenrouter", version, max_term_width = 100, disable_help_subcommand = true, after_help = AFTER_HELP)]
@@ -22,6 +24,7 @@ Examples:
   tokenrouter check config/demo.toml
   tokenrouter generate config/demo.toml --route rstitch --prompt 'Compute 17 * 24.'
   tokenrouter serve config/demo.toml --port 8000
+  tokenrouter eval config/demo.toml --route rstitch --dataset models/demo/eval.jsonl
 
 Any key of the configuration can be set by the environment: TOKENROUTER__SERVER__PORT=8000";
 
@@ -29,6 +32,7 @@ Any key of the configuration can be set by the environment: TOKENROUTER__SERVER_
 pub enum Command {
     Serve(Serve),
     Generate(Generate),
+    Eval(Box<Eval>),
     Check(Check),
 }
 
@@ -79,6 +83,16 @@ pub struct Generate {
     /// Most tokens to write, over all models together
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_tokens: u32,
+    #[command(flatten)]
+    pub sampling: Sampling,
+    /// Write JSON: the text, and each token with its model, logprob and signals
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How tokens are drawn
+#[derive(Clone, Debug, Args)]
+pub struct Sampling {
     /// 0 takes the most probable token each time
     #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, allow_negative_numbers = true)]
     pub temperature: f32,
@@ -88,12 +102,9 @@ pub struct Generate {
     /// Draw from this many tokens; 0 or -1 for all
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = top_k, allow_negative_numbers = true)]
     pub top_k: u32,
-    /// The same seed gives the same answer
+    /// The same seed gives the same answer; `eval` draws question i, counted from 0, with seed + i
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed, allow_negative_numbers = true)]
     pub seed: u64,
-    /// Write JSON: the text, and each token with its model, logprob and signals
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// Validate a configuration with its models, plugins and tokenizers, without serving
@@ -153,7 +164,10 @@ mod tests {
     fn a_generate_command() {
         let arguments = parse(&["generate", "c.toml", "--route", "r", "--prompt", "-1 + 2"]).unwrap();
         let Command::Generate(generate) = arguments.command else { panic!() };
-        assert_eq!((generate.prompt.as_deref(), generate.max_tokens, generate.temperature), (Some("-1 + 2"), 256, 0.0));
+        assert_eq!(
+            (generate.prompt.as_deref(), generate.max_tokens, generate.sampling.temperature),
+            (Some("-1 + 2"), 256, 0.0)
+        );
         let arguments = parse(&["generate", "c.toml", "--route", "r", "--prompt-ids", "1,2,3"]).unwrap();
         let Command::Generate(generate) = arguments.command else { panic!() };
         assert_eq!(generate.prompt_ids, Some(vec![1, 2, 3]));
@@ -165,7 +179,7 @@ mod tests {
             let more = ["--prompt", "x", "--top-k", top_k, "--seed", seed];
             let arguments = parse(&[&["generate", "c", "--route", "r"], &more[..]].concat()).unwrap();
             let Command::Generate(generate) = arguments.command else { panic!() };
-            assert_eq!((generate.top_k, generate.seed), expected);
+            assert_eq!((generate.sampling.top_k, generate.sampling.seed), expected);
         }
     }
 

@@ -7,20 +7,24 @@ use std::sync::Arc;
 use super::output::Failure;
 use super::plan::{self, MemoryPlan, ModelPlan};
 use super::progress::Progress;
+use super::select::Selection;
 use crate::api::SamplingDefaults;
 use crate::config::{self, Config, Device, HubCache, RouteConfig};
-use crate::engine::{Engine, ModelSetup, RouteSetup, StartError};
+use crate::engine::{Engine, ModelSetup, RouteSetup, StartError, TokenText, check_route};
 use crate::policy::native::{self, NativePlugin};
 use crate::policy::{PolicyFactory, validate_settings};
 use crate::request::{ModelId, TokenId};
 use crate::runner::cpu::{self, CpuRunner, LoadOptions};
 use crate::runner::model_config::ModelConfig as Architecture;
+use crate::runner::{ModelInfo, Runner};
 use crate::subserver::gate::{first_lockup, thresholds};
 use crate::text::{ModelText, excluded_tokens, readable};
 
 /// Everything but the weights.
 pub struct Prepared {
     pub config: Config,
+    /// By model: what keys its sampling noise.
+    noise_keys: Vec<ModelId>,
     /// By model.
     pub directories: Vec<PathBuf>,
     /// By model.
@@ -32,10 +36,13 @@ pub struct Prepared {
     pub plan: MemoryPlan,
     /// By route of the configuration.
     excluded: Vec<Vec<TokenId>>,
+    /// By model, as known before it is loaded.
+    infos: Vec<ModelInfo>,
 }
 
-/// Find and check all that `config` names, except for the weights.
-pub fn prepare(config: Config) -> Result<Prepared, Failure> {
+/// Find and check all that the selection names, except for the weights.
+pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
+    let Selection { config, noise_keys } = selection.into();
     let cache = HubCache::from_env(|name| std::env::var_os(name).map(PathBuf::from));
     let mut prepared = Prepared {
         directories: Vec::new(),
@@ -44,6 +51,8 @@ pub fn prepare(config: Config) -> Result<Prepared, Failure> {
         plugins: Vec::new(),
         plan: MemoryPlan { models: Vec::new(), available: available_memory() },
         excluded: Vec::new(),
+        infos: Vec::new(),
+        noise_keys,
         config,
     };
     let config = &prepared.config;
@@ -54,15 +63,26 @@ pub fn prepare(config: Config) -> Result<Prepared, Failure> {
         let architecture = Architecture::load(&directory, model.context).map_err(|e| named(&e))?;
         let Device::Cpu = model.device;
         let page_bytes = cpu::page_bytes(&architecture);
-        let context = architecture.context as u32;
-        prepared.plan.models.push(ModelPlan {
+        let info = ModelInfo {
             name: model.name.clone(),
             description: architecture.describe(),
+            vocab_size: architecture.vocab_size as u32,
+            hidden_size: architecture.hidden as u32,
+            context: architecture.context as u32,
+            eos: architecture.eos.clone(),
+            pages: plan::pages(model.pool, page_bytes, architecture.context as u32).map_err(|e| named(&e))?,
             weight_bytes: cpu::weight_bytes(&architecture),
             page_bytes,
-            pages: plan::pages(model.pool, page_bytes, context).map_err(|e| named(&e))?,
-            context,
+        };
+        prepared.plan.models.push(ModelPlan {
+            name: info.name.clone(),
+            description: info.description.clone(),
+            weight_bytes: info.weight_bytes,
+            page_bytes,
+            pages: info.pages,
+            context: info.context,
         });
+        prepared.infos.push(info);
         let text = ModelText::load(&directory).map_err(|e| named(&e))?;
         let file = directory.join("tokenizer.json");
         let known = known_tokens(&text, architecture.vocab_size);
@@ -97,6 +117,9 @@ pub fn prepare(config: Config) -> Result<Prepared, Failure> {
         );
     }
     prepared.plan.check().map_err(|e| Failure::input(format!("{}: {e}", config.file.display())))?;
+    for index in 0..prepared.config.routes.len() {
+        prepared.check(&prepared.route(index))?;
+    }
     Ok(prepared)
 }
 
@@ -157,55 +180,75 @@ fn plugin(
 }
 
 impl Prepared {
-    /// Load the weights and start the engine.
+    /// Load the weights and start the engine with the routes of the configuration.
     pub fn start(&self, progress: &Progress) -> Result<Engine, Failure> {
+        let routes = (0..self.config.routes.len()).map(|index| self.route(index)).collect();
+        self.engine(self.load(progress)?, routes)
+    }
+
+    /// The route with this index in the configuration.
+    pub fn route(&self, index: usize) -> RouteSetup {
+        let route = &self.config.routes[index];
+        RouteSetup {
+            name: route.name.clone(),
+            models: route.models.iter().map(|(m, role)| (ModelId(*m as u32), role.clone())).collect(),
+            entry: route.entry,
+            policy: self.plugins[index].clone(),
+            settings: route.settings.to_string(),
+            on_error: route.on_error,
+            excluded: self.excluded[index].clone(),
+            directory: self.config.directory().to_owned(),
+        }
+    }
+
+    /// Refuse what the engine would refuse in `route`, before any weights are loaded.
+    pub fn check(&self, route: &RouteSetup) -> Result<(), Failure> {
+        let texts: Vec<Arc<dyn TokenText>> = self.texts.iter().map(|text| text.clone() as Arc<dyn TokenText>).collect();
+        check_route(route, &texts, &self.infos).map_err(|error| self.start_failure(&error))
+    }
+
+    fn start_failure(&self, error: &StartError) -> Failure {
+        match error {
+            StartError::Policy { route, .. } | StartError::Route { route, .. } => {
+                match self.config.routes.iter().find(|r| r.name == *route) {
+                    Some(known) => Failure::input(self.config.error(&known.settings_origin, error.to_string())),
+                    None => Failure::input(error),
+                }
+            }
+            StartError::Thread { .. } => Failure::work(error),
+        }
+    }
+
+    /// Start an engine with these routes. `runners`: one for each model of the configuration.
+    pub fn engine(&self, runners: Vec<Box<dyn Runner>>, routes: Vec<RouteSetup>) -> Result<Engine, Failure> {
         let config = &self.config;
-        let runners = self.load(progress)?;
         let models = config.models.iter().zip(&self.texts).zip(runners).map(|((model, text), runner)| ModelSetup {
-            runner: Box::new(runner),
+            runner,
             text: text.clone(),
             min_batch: model.min_batch.clone(),
             max_wait: model.max_wait,
             max_rows: model.max_rows as usize,
             prefill_chunk: model.prefill_chunk as usize,
         });
-        let routes =
-            config.routes.iter().zip(&self.plugins).zip(&self.excluded).map(|((route, plugin), excluded)| RouteSetup {
-                name: route.name.clone(),
-                models: route.models.iter().map(|(m, role)| (ModelId(*m as u32), role.clone())).collect(),
-                entry: route.entry,
-                policy: plugin.clone(),
-                settings: route.settings.to_string(),
-                on_error: route.on_error,
-                excluded: excluded.clone(),
-                directory: config.directory().to_owned(),
-            });
-        Engine::start(models.collect(), routes.collect()).map_err(|error| match &error {
-            StartError::Policy { route, .. } | StartError::Route { route, .. } => {
-                match config.routes.iter().find(|r| r.name == *route) {
-                    Some(known) => Failure::input(config.error(&known.settings_origin, error.to_string())),
-                    None => Failure::input(&error),
-                }
-            }
-            StartError::Thread { .. } => Failure::work(&error),
-        })
+        Engine::start(models.collect(), routes).map_err(|error| self.start_failure(&error))
     }
 
     /// Load all models at the same time.
-    fn load(&self, progress: &Progress) -> Result<Vec<CpuRunner>, Failure> {
+    pub fn load(&self, progress: &Progress) -> Result<Vec<Box<dyn Runner>>, Failure> {
         let load = |index: usize| {
             let (model, directory) = (&self.config.models[index], &self.directories[index]);
             let bar = progress.model(&model.name);
             let mut told = |done: u64, total: u64| bar.advance(done, total);
             let options = LoadOptions {
                 name: model.name.clone(),
-                model: ModelId(index as u32),
+                model: self.noise_keys[index],
                 pages: self.plan.models[index].pages,
                 context: model.context,
                 progress: Some(&mut told),
             };
             let runner = CpuRunner::load(directory, options);
             bar.finish();
+            let runner = runner.map(|runner| Box::new(runner) as Box<dyn Runner>);
             runner.map_err(|e| Failure::input(self.config.error(&model.origin, format!("models.{}: {e}", model.name))))
         };
         std::thread::scope(|scope| {

@@ -6,19 +6,21 @@ use std::time::SystemTime;
 use serde_json::{Map, Value, json};
 
 use super::args::Generate;
+use super::asking;
 use super::build::{self, Prepared};
 use super::output::{Failure, stdout_is_coloured, write_stdout};
 use super::printer::Printer;
 use super::progress::Progress;
-use crate::api::{Choice, End, Ending, Entry, finish_reason, logprob};
+use super::select;
+use crate::api::{Choice, End, Entry, finish_reason, logprob};
 use crate::config::{self, Config};
 use crate::engine::{Engine, RouteInfo};
-use crate::request::{NewRequest, SamplingParams, TokenId};
+use crate::request::{NewRequest, TokenId};
 use crate::text::ModelText;
 
 pub fn run(arguments: &Generate) -> Result<(), Failure> {
     let config = Config::load(&arguments.config, &config::environment()).map_err(Failure::input)?;
-    known_route(&config, &arguments.route)?;
+    select::known(&config, &arguments.route)?;
     let prompt = match arguments.prompt.as_deref() {
         Some("-") => {
             let mut text = String::new();
@@ -27,21 +29,10 @@ pub fn run(arguments: &Generate) -> Result<(), Failure> {
         }
         prompt => prompt.unwrap_or_default().into(),
     };
-    let prepared = build::prepare(config)?;
+    let prepared = build::prepare(select::only(config, &[&arguments.route]))?;
     let engine = prepared.start(&Progress::stderr())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::work)?;
     runtime.block_on(generate(arguments, &prompt, &prepared, &engine))
-}
-
-/// A wrong name shows before anything is loaded.
-fn known_route(config: &Config, name: &str) -> Result<(), Failure> {
-    let names: Vec<&str> =
-        config.routes.iter().map(|r| r.name.as_str()).chain(config.models.iter().map(|m| m.name.as_str())).collect();
-    if names.contains(&name) {
-        return Ok(());
-    }
-    let suggestion = config::suggestion(name, names);
-    Err(Failure::input(format!("--route {name:?}: {} has no such route or model: {suggestion}", config.file.display())))
 }
 
 async fn generate(arguments: &Generate, prompt: &str, prepared: &Prepared, engine: &Engine) -> Result<(), Failure> {
@@ -55,23 +46,11 @@ async fn generate(arguments: &Generate, prompt: &str, prepared: &Prepared, engin
         route: id,
         prompt,
         max_tokens: arguments.max_tokens,
-        sampling: SamplingParams {
-            temperature: arguments.temperature,
-            top_p: arguments.top_p,
-            top_k: arguments.top_k,
-            seed: arguments.seed,
-            ..SamplingParams::default()
-        },
+        sampling: asking::sampling(&arguments.sampling, 0),
         return_signals: arguments.json,
     };
     let stream = engine.submit(request).map_err(|e| Failure::input(format!("--prompt: {e}")))?;
-    let mut eos: Vec<TokenId> =
-        route.models.iter().flat_map(|(m, _)| engine.models()[m.index()].eos.iter().copied()).collect();
-    eos.sort_unstable();
-    eos.dedup();
-    let ending =
-        Ending { eos: eos.into(), stop_tokens: Vec::new(), stops: Vec::new(), include_stop: false, min_tokens: 0 };
-    let choice = Choice::new(stream, text, ending);
+    let choice = Choice::new(stream, text, asking::ending(route, engine));
     if arguments.json {
         print_json(choice, route, engine, prompt_tokens).await
     } else {
@@ -87,18 +66,13 @@ fn tokens(arguments: &Generate, prompt: &str, text: &ModelText) -> Result<Vec<To
     if arguments.raw {
         return text.encode_prompt(prompt).map_err(Failure::input);
     }
-    let message = |role: &str, content: &str| json!({"role": role, "content": content});
-    let system = arguments.system.iter().map(|system| message("system", system));
-    let messages = system.chain([message("user", prompt)]).collect();
-    let rendered = text.render_chat(messages, Map::new(), SystemTime::now()).ok_or_else(|| {
+    let tokens = asking::chat(text, arguments.system.as_deref(), prompt, SystemTime::now()).ok_or_else(|| {
         Failure::input(format!(
             "--route {:?}: the model has no chat template; continue the text with --raw",
             arguments.route
         ))
     })?;
-    let rendered =
-        rendered.map_err(|e| Failure::input(format!("--prompt: the model's chat template refuses it: {e}")))?;
-    text.encode_chat(&rendered).map_err(Failure::input)
+    tokens.map_err(|e| Failure::input(format!("--prompt: {e}")))
 }
 
 /// Index among the route's models of the one that wrote `entry`.

@@ -1,14 +1,17 @@
 //! The commands of the program.
 
 mod args;
+mod asking;
 mod build;
 mod check;
+mod eval;
 mod generate;
 mod output;
 mod plan;
 mod printer;
 mod progress;
 mod report;
+mod select;
 mod serve;
 mod stderr;
 
@@ -30,6 +33,7 @@ pub fn main() -> ExitCode {
     let result = logging.and_then(|()| match &arguments.command {
         Command::Serve(serve) => serve::run(serve),
         Command::Generate(generate) => generate::run(generate),
+        Command::Eval(eval) => eval::run(eval),
         Command::Check(check) => check::run(check),
     });
     let Err(failure) = result else { return ExitCode::SUCCESS };

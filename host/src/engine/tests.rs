@@ -160,3 +160,43 @@ fn what_cannot_work_is_refused() {
     assert_eq!(long, Err(SubmitError::ContextLength { context: 65_536, prompt: 10, max_tokens: 65_530 }));
     assert!(engine.check(&with(vec![1; 10], 65_526)).is_ok());
 }
+
+#[test]
+fn runners_come_back_for_another_engine() {
+    let (engine, _) = engine(Fault::None);
+    let greedy = |engine: &Engine| {
+        let mut stream = engine.submit(request(engine, "m1", 20)).unwrap();
+        let mut tokens = Vec::new();
+        while let Some(Event::Committed { tokens: new, .. }) = stream.events.blocking_recv() {
+            tokens.extend(new.iter().map(|committed| committed.token));
+        }
+        tokens
+    };
+    let before = greedy(&engine);
+    let mut running = engine.submit(request(&engine, "m0", 50_000)).unwrap();
+    let runners: Vec<_> = engine.stop().into_iter().map(Option::unwrap).collect();
+    assert!(matches!(last(&mut running), Event::Failed(RequestError::ShuttingDown)));
+    let names: Vec<_> = runners.iter().map(|runner| runner.info().name.clone()).collect();
+    assert_eq!(names, ["m0", "m1"]);
+    let models = runners.into_iter().map(|runner| ModelSetup {
+        runner,
+        text: Arc::new(NoText),
+        min_batch: vec![1],
+        max_wait: Duration::from_secs(1),
+        max_rows: 64,
+        prefill_chunk: 64,
+    });
+    let again = Engine::start(models.collect(), Vec::new()).unwrap();
+    assert_eq!(greedy(&again), before);
+    assert_eq!(before.len(), 20);
+}
+
+#[test]
+fn no_runner_comes_back_from_a_panic() {
+    let (engine, armed) = engine(Fault::PanicOutside);
+    armed.store(true, Ordering::Relaxed);
+    let mut hit = engine.submit(request(&engine, "m1", 10)).unwrap();
+    last(&mut hit);
+    let runners = engine.stop();
+    assert_eq!(runners.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false]);
+}

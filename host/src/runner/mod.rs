@@ -125,6 +125,8 @@ pub trait Runner: Send {
     fn load_net(&mut self, net: Net) -> Result<NetId, RunnerError> {
         Err(RunnerError(format!("{}: the runner of model `{}` evaluates no nets", net.name, self.info().name)))
     }
+    /// Forget all nets: the runner goes to another engine.
+    fn forget_nets(&mut self) {}
     /// Compute `batch`: store K/V of its rows in their pages, then sample.
     fn forward(&mut self, batch: &RowBatch<'_>) -> Result<RowOutputs, RunnerError>;
 }

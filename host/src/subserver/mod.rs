@@ -115,6 +115,11 @@ impl SubServer {
         Self { observer, ..self }
     }
 
+    /// The runner, for another sub-server. What this one still knows is lost.
+    pub fn into_runner(self) -> Box<dyn Runner> {
+        self.runner
+    }
+
     /// Use another resolve step. For tests that show that the invariants notice a broken one.
     pub fn with_resolve(self, resolve: Resolve) -> Self {
         Self { resolve, ..self }

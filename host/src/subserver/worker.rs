@@ -51,7 +51,7 @@ impl Board {
 
 /// Run `server` until [`Message::Shutdown`] comes or every sender of `inbox` is gone.
 pub fn run(
-    mut server: SubServer,
+    server: &mut SubServer,
     inbox: &Receiver<Message>,
     surroundings: &dyn Surroundings,
     board: &Arc<Board>,
@@ -66,13 +66,13 @@ pub fn run(
             if matches!(message, Message::Shutdown) {
                 server.fail_all(&RequestError::ShuttingDown);
                 server.effects().for_each(|effect| surroundings.carry_out(effect));
-                board.publish(&server);
+                board.publish(server);
                 return;
             }
             server.take(message);
         }
         server.effects().for_each(|effect| surroundings.carry_out(effect));
-        board.publish(&server);
+        board.publish(server);
         let now = start.elapsed();
         waiting_since = (server.ready() > 0).then(|| waiting_since.unwrap_or(now));
         let message = match gate(server.ready(), surroundings.threshold(), waiting_since, max_wait, now) {

@@ -1,4 +1,4 @@
-//! `strftime` for chat templates that write today's date. UTC.
+//! `strftime`, for chat templates that write today's date and for reports. UTC.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -19,7 +19,7 @@ const MONTHS: [&str; 12] = [
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 /// `time` in `format`, or the directive that is not known.
-pub(super) fn strftime(time: SystemTime, format: &str) -> Result<String, String> {
+pub fn strftime(time: SystemTime, format: &str) -> Result<String, String> {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);

@@ -16,6 +16,7 @@ pub(crate) mod tokenizer_fixtures;
 
 pub use bytes::readable;
 pub use chat::{ChatTemplate, TemplateError};
+pub use clock::strftime;
 pub use detokenizer::Detokenizer;
 pub use model_text::ModelText;
 pub use shared_vocab::{VocabularyMismatch, excluded_tokens};

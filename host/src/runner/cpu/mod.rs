@@ -136,6 +136,10 @@ impl Runner for CpuRunner {
         Ok(NetId(self.nets.len() as u32 - 1))
     }
 
+    fn forget_nets(&mut self) {
+        self.nets.clear();
+    }
+
     fn forward(&mut self, batch: &RowBatch<'_>) -> Result<RowOutputs, RunnerError> {
         self.check(batch)?;
         self.compute(batch);
