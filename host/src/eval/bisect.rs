@@ -83,7 +83,7 @@ impl Search {
             if below(point) == below(a) { a = point } else { b = point }
         }
         let middle = a.0 + (b.0 - a.0) / 2.0;
-        let middle = if self.integer { middle.floor() } else { middle };
+        let middle = if self.integer { middle.floor() } else { short(middle, (b.0 - a.0).abs() / 10.0) };
         if middle == a.0 || middle == b.0 || self.measured.len() >= MOST_MEASURED {
             return self.not_found(format!(
                 "the share jumps from {:.1} % at {} to {:.1} % at {}; allow for it with --tolerance",
@@ -110,6 +110,13 @@ impl Search {
         points.sort_by(|(a, _), (b, _)| a.total_cmp(b));
         points.windows(2).map(|pair| [pair[0], pair[1]]).find(|[a, b]| (a.1 - b.1) * direction > self.tolerance)
     }
+}
+
+/// The number with the fewest decimals that is no farther from `middle` than `most`: values are read and
+/// written by people.
+fn short(middle: f64, most: f64) -> f64 {
+    let rounded = |decimals: i32| (middle * 10f64.powi(decimals)).round() / 10f64.powi(decimals);
+    (0..18).map(rounded).find(|number| (number - middle).abs() <= most).unwrap_or(middle)
 }
 
 #[cfg(test)]
@@ -144,6 +151,14 @@ mod tests {
             assert!(tried.len() <= 12, "{tried:?}");
             assert_eq!(search.against_direction(), None);
         }
+    }
+
+    #[test]
+    fn values_are_short() {
+        assert_eq!((short(0.026328125, 0.0003), short(0.5, 0.1), short(1234.5, 40.0)), (0.0263, 0.5, 1235.0));
+        assert_eq!((short(1.0 / 3.0, 0.0), short(-0.0625, 0.0125)), (1.0 / 3.0, -0.06));
+        let (_, tried, _) = search(real(0.1), |x| (-20.0 * x).exp());
+        assert!(tried.iter().all(|value| value.to_string().len() <= 6), "{tried:?}");
     }
 
     #[test]
