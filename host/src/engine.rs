@@ -43,6 +43,8 @@ pub struct ModelSetup {
     pub max_rows: usize,
     /// Most prompt rows of one request in one forward.
     pub prefill_chunk: usize,
+    /// Tokens that it never samples.
+    pub masked: Vec<TokenId>,
 }
 
 /// What follows when a policy instance fails.
@@ -255,6 +257,11 @@ impl Surroundings for AtModel {
                 let model = &self.shared.models[self.model.index()].name;
                 tracing::error!(route, model, "{message}; the policy is not called again at this model");
             }
+            Effect::PolicyMisled { route, message } => {
+                let route = self.shared.routes.get(route as usize).map_or("?", |r| &r.name);
+                let model = &self.shared.models[self.model.index()].name;
+                tracing::warn!(route, model, "{message}; said once for each model of a route");
+            }
         }
     }
 
@@ -336,7 +343,8 @@ impl Engine {
                 vocab_size: info.vocab_size,
             });
             for (other, of_model) in attachments.iter_mut().enumerate() {
-                let alone = || Attachment::new(&info.name, None, vec![id], 0, OnError::default(), &[]);
+                let alone =
+                    || Attachment::new(&info.name, None, vec![id], 0, OnError::default(), &models[other].masked);
                 of_model.push((other == index).then(alone));
             }
         }
@@ -569,7 +577,11 @@ fn make(
         eos: &info.eos,
         services: &services,
     };
-    let policy = route.policy.create(&context, &route.settings).map_err(|e| error(e.to_string()))?;
+    let policy = route.policy.create(&context, &route.settings).map_err(|e| {
+        // What `create` says is for the operator; a panic is not of its choosing.
+        let refused = e.hook == "create" && !e.message.starts_with("panicked");
+        error(if refused { format!("policy `{}` refuses to start: {}", e.plugin, e.message) } else { e.to_string() })
+    })?;
     let wanted = policy.requirements();
     if let Some(id) = wanted.masked_tokens.iter().chain(&wanted.token_logits).find(|&&id| id >= info.vocab_size) {
         return Err(error(format!("the policy asks for token {id}, but the model has {} tokens", info.vocab_size)));
@@ -626,6 +638,7 @@ fn attach(
         .map_err(|message| StartError::Policy { route: route.name.clone(), model: info.name.clone(), message })?;
     // What some model of the route does not know must not be sampled by any.
     let mut excluded = route.excluded.clone();
+    excluded.extend(&setup.masked);
     excluded.extend(shared_vocabulary(route, infos)..info.vocab_size);
     excluded.retain(|&id| id < info.vocab_size);
     let models = route.models.iter().map(|&(m, _)| m).collect();

@@ -269,7 +269,7 @@ impl World {
             match effect {
                 Effect::Send(message) => self.send(message),
                 Effect::Event(id, event) => self.hear(id, event),
-                Effect::PolicyFailed { .. } => {}
+                Effect::PolicyFailed { .. } | Effect::PolicyMisled { .. } => {}
             }
         }
     }

@@ -52,20 +52,20 @@ mod decision;
 #[cfg(feature = "host")]
 pub mod host;
 pub mod net;
-mod pair;
 mod per_request;
 mod policy;
 pub mod random;
 mod requirements;
+mod roles;
 mod views;
 mod weights;
 
 pub use context::{Context, LogLevel, ModelDescription, NoServices, Services};
 pub use decision::{Acceptance, Decision, DecisionKind, Handoff, MAX_PAYLOAD_BYTES};
-pub use pair::Side;
 pub use per_request::PerRequest;
 pub use policy::{Policy, PolicyError};
 pub use requirements::{Requirements, SignalSet};
+pub use roles::Side;
 pub use views::{NO_MODEL, NO_TOKEN, PeerView, RequestView, RouteBatch, SignalColumns};
 pub use weights::ModelWeights;
 

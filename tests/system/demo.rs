@@ -79,6 +79,7 @@ pub fn observed(setup: &Setup, routes: &[Route], observer: Option<Arc<dyn Observ
         let model = ModelId(index as u32);
         let options = LoadOptions { name: (*name).into(), model, pages: setup.pages, context: None, progress: None };
         ModelSetup {
+            masked: Vec::new(),
             runner: Box::new(CpuRunner::load(&directory, options).expect("a demo model loads")),
             text: Arc::new(ModelText::load(&directory).expect("its tokenizer loads").tokenizer),
             min_batch: setup.min_batch.clone(),

@@ -38,6 +38,8 @@ pub struct Prepared {
     excluded: Vec<Vec<TokenId>>,
     /// By model, as known before it is loaded.
     infos: Vec<ModelInfo>,
+    /// By model: tokens that it never samples.
+    masked: Vec<Vec<TokenId>>,
 }
 
 /// Find and check all that the selection names, except for the weights.
@@ -52,6 +54,7 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
         plan: MemoryPlan { models: Vec::new(), available: available_memory() },
         excluded: Vec::new(),
         infos: Vec::new(),
+        masked: Vec::new(),
         noise_keys,
         config,
     };
@@ -89,6 +92,15 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
         if let Some(leftover) = known.map_err(|e| named(&format!("{}: {e}", file.display())))? {
             tracing::warn!("{}: {leftover}", file.display());
         }
+        let masked = model.masked_tokens.iter().map(|token| {
+            text.tokenizer.id_of(token).filter(|&id| (id as usize) < architecture.vocab_size).ok_or_else(|| {
+                fault(format!(
+                    "models.{}.masked_tokens: the model has no token {token:?}; give its whole text",
+                    model.name
+                ))
+            })
+        });
+        prepared.masked.push(masked.collect::<Result<_, _>>()?);
         prepared.texts.push(Arc::new(text));
         prepared.defaults.push(SamplingDefaults::load(&directory).map_err(|e| named(&e))?);
         prepared.directories.push(directory);
@@ -222,14 +234,17 @@ impl Prepared {
     /// Start an engine with these routes. `runners`: one for each model of the configuration.
     pub fn engine(&self, runners: Vec<Box<dyn Runner>>, routes: Vec<RouteSetup>) -> Result<Engine, Failure> {
         let config = &self.config;
-        let models = config.models.iter().zip(&self.texts).zip(runners).map(|((model, text), runner)| ModelSetup {
-            runner,
-            text: text.clone(),
-            min_batch: model.min_batch.clone(),
-            max_wait: model.max_wait,
-            max_rows: model.max_rows as usize,
-            prefill_chunk: model.prefill_chunk as usize,
-        });
+        let models = config.models.iter().zip(&self.texts).zip(&self.masked).zip(runners).map(
+            |(((model, text), masked), runner)| ModelSetup {
+                runner,
+                masked: masked.clone(),
+                text: text.clone(),
+                min_batch: model.min_batch.clone(),
+                max_wait: model.max_wait,
+                max_rows: model.max_rows as usize,
+                prefill_chunk: model.prefill_chunk as usize,
+            },
+        );
         Engine::start(models.collect(), routes).map_err(|error| self.start_failure(&error))
     }
 

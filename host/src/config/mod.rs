@@ -88,6 +88,8 @@ pub struct ModelConfig {
     pub prefill_chunk: u32,
     /// Lowers the model's own context.
     pub context: Option<u32>,
+    /// Texts of tokens that are never sampled.
+    pub masked_tokens: Vec<String>,
     /// Where `path` was written.
     pub origin: Origin,
 }

@@ -106,6 +106,10 @@ fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
         None => DEFAULT_PREFILL_CHUNK.min(max_rows),
     };
     let context = section.take("context").map(|f| f.integer(1..=1 << 30)).transpose()?.map(|c| c as u32);
+    let masked_tokens = match section.take("masked_tokens") {
+        Some(field) => field.array("strings")?.iter().map(Field::text).collect::<Result<_, _>>()?,
+        None => Vec::new(),
+    };
     section.end()?;
     let origin = path.node.origin.clone();
     let path = path.text()?;
@@ -119,6 +123,7 @@ fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
         max_rows,
         prefill_chunk,
         context,
+        masked_tokens,
         origin,
     })
 }

@@ -58,6 +58,7 @@ impl Runner for Breaking {
 fn engine(fault: Fault) -> (Engine, Arc<AtomicBool>) {
     let armed = Arc::new(AtomicBool::new(false));
     let models = [Fault::None, fault].into_iter().enumerate().map(|(i, fault)| ModelSetup {
+        masked: vec![],
         runner: Box::new(Breaking {
             inner: SimulatedRunner::new(&format!("m{i}"), i as u32, 50, 4096),
             fault,
@@ -179,6 +180,7 @@ fn runners_come_back_for_another_engine() {
     let names: Vec<_> = runners.iter().map(|runner| runner.info().name.clone()).collect();
     assert_eq!(names, ["m0", "m1"]);
     let models = runners.into_iter().map(|runner| ModelSetup {
+        masked: vec![],
         runner,
         text: Arc::new(NoText),
         min_batch: vec![1],

@@ -73,6 +73,8 @@ pub struct Attachment {
     /// Tokens never sampled here: those not all models know, and those the policy masks. Ascending.
     pub masked: Arc<[TokenId]>,
     failure: Option<String>,
+    /// An answer without meaning has been reported.
+    warned: bool,
     slots: Slots,
 }
 
@@ -100,6 +102,7 @@ impl Attachment {
             name: name.into(),
             masked: masked.into(),
             failure: None,
+            warned: false,
             slots: Slots::default(),
         }
     }
@@ -147,6 +150,11 @@ impl Attachment {
         }
         let Some(policy) = self.policy.as_deref_mut() else { return Ok(None) };
         hook(policy).map(Some).map_err(|failure| self.poison(failure.to_string()))
+    }
+
+    /// Whether this is the first answer without meaning.
+    pub fn warns(&mut self) -> bool {
+        !std::mem::replace(&mut self.warned, true)
     }
 
     /// The instance is never called again.

@@ -73,4 +73,6 @@ pub enum Effect {
     Event(RequestId, Event),
     /// A policy failed: for the log.
     PolicyFailed { route: u32, message: String },
+    /// A policy answered what has no meaning, and was taken as `Stay`: for the log, once for each instance.
+    PolicyMisled { route: u32, message: String },
 }

@@ -12,7 +12,7 @@ use super::pages::pages_for;
 use super::plan::{Pending, Plan, Ready, Run, plan};
 use super::replica::Replica;
 use super::resolve::{Leave, Next, Outcome, Situation, leave};
-use super::{MAX_IDLE_HANDOFFS, SubServer, Terms};
+use super::{Effect, MAX_IDLE_HANDOFFS, SubServer, Terms};
 use crate::request::{Committed, RequestError, RequestId};
 use crate::runner::{RowBatch, RowOutputs, Rows, RunnerError, SignalRequest};
 
@@ -249,9 +249,7 @@ impl SubServer {
                 }
             })
             .collect();
-        if replica.idle_handoffs >= MAX_IDLE_HANDOFFS {
-            self.counters.invalid_decisions += stay_instead(decisions);
-        }
+        let round = if replica.idle_handoffs >= MAX_IDLE_HANDOFFS { stay_instead(decisions) } else { 0 };
         let situation = Situation {
             generated: replica.generated(),
             max_tokens: replica.spec.new.max_tokens,
@@ -267,7 +265,20 @@ impl SubServer {
             eos: &info.eos,
         };
         let outcome = (self.resolve)(&situation, decisions);
-        self.counters.invalid_decisions += u64::from(outcome.invalid);
+        self.counters.invalid_decisions += round + u64::from(outcome.invalid);
+        if (round > 0 || outcome.invalid > 0) && attachment.warns() {
+            let route = replica.spec.new.route.0;
+            let message = if round > 0 {
+                format!(
+                    "the policy handed request {id} round {MAX_IDLE_HANDOFFS} times without a token; it stays for one"
+                )
+            } else {
+                let decision = decisions.iter().find(|d| **d != Decision::STAY && **d != Decision::ACCEPT);
+                let decision = decision.copied().unwrap_or(Decision::ACCEPT);
+                format!("the policy answered {decision:?}, which has no meaning here and was taken as Stay")
+            };
+            self.effects.push(Effect::PolicyMisled { route, message });
+        }
         match outcome.next {
             Next::To(to) => self.leave(id, to, outcome),
             _ => self.go_on(id, outcome),

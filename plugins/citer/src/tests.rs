@@ -160,5 +160,5 @@ fn refuses_other_routes_and_settings() {
         assert_eq!(error, "entry of route `r` must be its small model; set entry = \"m-slm\"");
     }
     let error = host().create(["small", "llm"], 0, settings).unwrap_err();
-    assert!(error.starts_with("citer needs exactly two models, one with role \"slm\""), "{error}");
+    assert!(error.starts_with("citer needs exactly two models, with the roles \"slm\" and \"llm\""), "{error}");
 }

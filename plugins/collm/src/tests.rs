@@ -336,7 +336,7 @@ fn needs_one_model_of_each_role() {
     let services = &NoServices;
     let context = Context { route: "r", model: 0, models: &models, entry: 0, vocab_size: 8, eos: &[], services };
     let error = CoLlm::create(&context, "{}").unwrap_err().message;
-    assert!(error.starts_with("collm needs exactly two models, one with role \"slm\""), "{error}");
+    assert!(error.starts_with("collm needs exactly two models, with the roles \"slm\" and \"llm\""), "{error}");
 }
 
 #[test]

@@ -248,7 +248,7 @@ fn refuses_another_entry_and_other_roles() {
         assert_eq!(error, "entry of route `r` must be its small model; set entry = \"m-slm\"");
     }
     let error = host.create(["small", "llm"], 0, NEURAL).unwrap_err();
-    assert!(error.starts_with("r2r needs exactly two models, one with role \"slm\""), "{error}");
+    assert!(error.starts_with("r2r needs exactly two models, with the roles \"slm\" and \"llm\""), "{error}");
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn default_threshold() {
 fn refuses_other_roles_and_settings() {
     for roles in [&["slm", "llm", "llm"][..], &["slm", "slm"], &["slm"], &["small", "large"], &["slm", "llm", "x"]] {
         let error = create(0, roles, "{}").unwrap_err();
-        assert!(error.starts_with("rstitch needs exactly two models, one with role \"slm\""), "{error}");
+        assert!(error.starts_with("rstitch needs exactly two models, with the roles \"slm\" and \"llm\""), "{error}");
         assert!(error.contains(&format!("m-{0} = \"{0}\"", roles[0])), "{error}");
     }
     let error = |settings| create(0, &["slm", "llm"], settings).unwrap_err();

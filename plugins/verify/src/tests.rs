@@ -224,7 +224,7 @@ fn the_answer_is_the_large_models_own() {
 fn refuses_other_roles_and_settings() {
     for roles in [&["slm", "llm", "llm"][..], &["slm", "slm"], &["slm"], &["small", "large"]] {
         let error = create(0, roles, "{}").unwrap_err();
-        assert!(error.starts_with("verify needs exactly two models, one with role \"slm\""), "{error}");
+        assert!(error.starts_with("verify needs exactly two models, with the roles \"slm\" and \"llm\""), "{error}");
     }
     let error = |settings: &str| create(0, &["slm", "llm"], settings).unwrap_err();
     for tokens in [0, 65] {

@@ -96,6 +96,7 @@ impl Server {
         let tokenizer = demo();
         let script = Arc::new(tokenizer.encode(text).unwrap());
         let model = |name: &str| ModelSetup {
+            masked: vec![],
             runner: Box::new(Reciter {
                 info: ModelInfo {
                     name: name.into(),
