@@ -8,6 +8,7 @@ pub mod cli;
 pub mod config;
 pub mod engine;
 pub mod policy;
+pub mod record;
 pub mod request;
 pub mod runner;
 pub mod simulation;

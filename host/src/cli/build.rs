@@ -15,7 +15,9 @@ use crate::policy::{PolicyFactory, validate_settings};
 use crate::request::{ModelId, TokenId};
 use crate::runner::cpu::{self, CpuRunner, LoadOptions};
 use crate::runner::model_config::ModelConfig as Architecture;
+use crate::runner::{ModelInfo, Runner};
 use crate::subserver::gate::{first_lockup, thresholds};
+use crate::subserver::observe::Observer;
 use crate::text::{ModelText, excluded_tokens, readable};
 
 /// Everything but the weights.
@@ -159,8 +161,18 @@ fn plugin(
 impl Prepared {
     /// Load the weights and start the engine.
     pub fn start(&self, progress: &Progress) -> Result<Engine, Failure> {
+        self.start_observed(progress, |_| Ok(None))
+    }
+
+    /// [`Self::start`], with the observer that `observer` makes once the models are loaded.
+    pub fn start_observed(
+        &self,
+        progress: &Progress,
+        observer: impl FnOnce(Vec<ModelInfo>) -> Result<Option<Arc<dyn Observer>>, Failure>,
+    ) -> Result<Engine, Failure> {
         let config = &self.config;
         let runners = self.load(progress)?;
+        let observer = observer(runners.iter().map(|runner| runner.info().clone()).collect())?;
         let models = config.models.iter().zip(&self.texts).zip(runners).map(|((model, text), runner)| ModelSetup {
             runner: Box::new(runner),
             text: text.clone(),
@@ -180,7 +192,7 @@ impl Prepared {
                 excluded: excluded.clone(),
                 directory: config.directory().to_owned(),
             });
-        Engine::start(models.collect(), routes.collect()).map_err(|error| match &error {
+        Engine::start_observed(models.collect(), routes.collect(), observer).map_err(|error| match &error {
             StartError::Policy { route, .. } | StartError::Route { route, .. } => {
                 match config.routes.iter().find(|r| r.name == *route) {
                     Some(known) => Failure::input(config.error(&known.settings_origin, error.to_string())),

@@ -8,6 +8,7 @@ mod output;
 mod plan;
 mod printer;
 mod progress;
+mod record;
 mod report;
 mod serve;
 mod stderr;

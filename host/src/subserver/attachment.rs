@@ -8,6 +8,7 @@ use tokenrouter_plugin_api::{
     Requirements, RouteBatch, Slot,
 };
 
+use super::own_signals::OwnSignals;
 use crate::engine::OnError;
 use crate::policy::{PolicyFailure, PolicyInstance};
 use crate::request::{ModelId, SignalName, TokenId};
@@ -115,22 +116,9 @@ impl Attachment {
 
     /// Signals of `row` by name: the scalars that were computed, and what this route alone asks for.
     pub fn named_signals(&self, columns: &Columns, computed: &SignalRequest, row: usize) -> Vec<(SignalName, f32)> {
+        let own = OwnSignals { requirements: &self.requirements, nets: &self.nets, columns, computed };
         let mut named = columns.named(row);
-        for id in &self.requirements.token_logits {
-            let width = computed.token_logits.len();
-            if let Some(place) = computed.token_logits.iter().position(|computed| computed == id) {
-                named.push((format!("token_logit_{id}").into(), columns.token_logits[row * width + place]));
-            }
-        }
-        for (net, &id) in self.requirements.nets.iter().zip(&self.nets) {
-            match columns.net(id).map(|scores| scores.row(row)) {
-                Some([score]) => named.push((format!("net_{}", net.name).into(), *score)),
-                Some(scores) => named.extend(
-                    scores.iter().enumerate().map(|(i, &score)| (format!("net_{}_{i}", net.name).into(), score)),
-                ),
-                None => {}
-            }
-        }
+        named.extend(own.names().into_iter().zip(own.values(row)));
         named
     }
 

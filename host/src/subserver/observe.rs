@@ -2,6 +2,7 @@
 
 use tokenrouter_plugin_api::{Decision, Requirements};
 
+use super::own_signals::OwnSignals;
 use crate::request::{Event, ModelId, NewRequest, RequestId, RouteId, TokenId};
 use crate::runner::net::NetId;
 use crate::runner::{Columns, SignalRequest};
@@ -43,6 +44,14 @@ pub struct Evaluation<'a> {
     pub row: usize,
     /// Last hidden state after the final norm; empty unless wanted.
     pub hidden: &'a [f32],
+}
+
+impl<'a> Evaluation<'a> {
+    /// What the route asks for at this model beyond the scalar signals.
+    pub fn own_signals(&self) -> OwnSignals<'a> {
+        let &Self { requirements, nets, columns, computed, .. } = self;
+        OwnSignals { requirements, nets, columns, computed }
+    }
 }
 
 /// Told of every request. Called from the models' threads: it must not block.
