@@ -2,6 +2,7 @@
 //!
 //! Arrows point downward only: `cli` and `api` → `engine` → `subserver` → {`policy`, `runner`,
 //! `request`}. `text` and `config` stand beside the engine: models and policies never see either.
+//! `record` watches an engine from outside.
 
 pub mod api;
 pub mod cli;
