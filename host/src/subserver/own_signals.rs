@@ -53,3 +53,33 @@ impl<'a> OwnSignals<'a> {
         requirements.nets.iter().zip(nets).filter_map(|(net, &id)| Some((&*net.name, columns.net(id)?)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokenrouter_plugin_api::net::Net;
+
+    #[test]
+    fn only_what_the_route_asks_for() {
+        let mut requirements = Requirements::default();
+        requirements.token_logits = vec![9, 4];
+        requirements.nets = ["defer", "missing", "probs"].map(|name| Net::new(name, "w")).into();
+        let scores = |width, scores: &[f32]| NetScores { width, scores: scores.to_vec() };
+        // Two rows; token 1 and net 7 are another route's.
+        let columns = Columns {
+            token_logits: vec![0.1, 0.4, 0.9, 1.1, 1.4, 1.9],
+            nets: vec![
+                (NetId(2), scores(1, &[20.0, 21.0])),
+                (NetId(5), scores(2, &[50.0, 51.0, 52.0, 53.0])),
+                (NetId(7), scores(1, &[70.0, 71.0])),
+            ],
+            ..Columns::default()
+        };
+        let computed = SignalRequest { token_logits: vec![1, 4, 9], ..SignalRequest::default() };
+        let nets = [NetId(2), NetId(3), NetId(5)];
+        let own = OwnSignals { requirements: &requirements, nets: &nets, columns: &columns, computed: &computed };
+        assert_eq!(own.names(), ["token_logit_9", "token_logit_4", "net_defer", "net_probs_0", "net_probs_1"]);
+        assert_eq!(own.values(0).collect::<Vec<_>>(), [0.9, 0.4, 20.0, 50.0, 51.0]);
+        assert_eq!(own.values(1).collect::<Vec<_>>(), [1.9, 1.4, 21.0, 52.0, 53.0]);
+    }
+}
