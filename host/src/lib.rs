@@ -2,6 +2,7 @@
 //!
 //! Arrows point downward only: `cli` and `api` → `engine` → `subserver` → {`policy`, `runner`,
 //! `request`}. `text` and `config` stand beside the engine: models and policies never see either.
+//! `record` watches an engine from outside.
 
 pub mod api;
 pub mod cli;
@@ -9,6 +10,7 @@ pub mod config;
 pub mod engine;
 pub mod eval;
 pub mod policy;
+pub mod record;
 pub mod request;
 pub mod runner;
 pub mod simulation;

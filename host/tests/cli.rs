@@ -322,8 +322,13 @@ impl Server {
     }
 
     fn logging(filter: &str, stderr: impl Into<Stdio>) -> Self {
+        Self::with(&[], filter, stderr)
+    }
+
+    fn with(variables: &[(&str, &str)], filter: &str, stderr: impl Into<Stdio>) -> Self {
         let mut process = program()
             .args(["serve", "config/demo.toml", "--port", "0", "--log", filter])
+            .envs(variables.iter().copied())
             .stdout(Stdio::piped())
             .stderr(stderr)
             .spawn()
@@ -378,6 +383,37 @@ fn serving_and_draining() {
     assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("data: [DONE]"), "{rest}");
     assert_eq!(server.process.wait().unwrap().code(), Some(0));
     assert!(TcpStream::connect(&server.address).is_err());
+}
+
+#[test]
+fn a_recording() {
+    let dir = tempfile::tempdir().unwrap();
+    let recordings = dir.path().join("recordings");
+    let variables = [
+        ("TOKENROUTER__RECORD__DIRECTORY", recordings.to_str().unwrap()),
+        ("TOKENROUTER__RECORD__REQUESTS", "true"),
+        ("TOKENROUTER__RECORD__ROUTES", "rstitch"),
+    ];
+    let mut server = Server::with(&variables, "warn", Stdio::null());
+    let mut answer = String::new();
+    server.send(&completion(30)).read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("data: [DONE]"), "{answer}");
+    server.signal("TERM");
+    assert_eq!(server.process.wait().unwrap().code(), Some(0));
+    let run = recordings.join("run-00000");
+    let manifest: Value = serde_json::from_slice(&std::fs::read(run.join("manifest.json")).unwrap()).unwrap();
+    assert_eq!((&manifest["stopped"], &manifest["dropped_rows"]), (&"shutdown".into(), &0.into()));
+    assert!(manifest["rows"].as_u64().unwrap() >= 30, "{manifest}");
+    let line: Value = serde_json::from_slice(&std::fs::read(run.join("requests-00000.jsonl")).unwrap()).unwrap();
+    assert_eq!((line["token_ids"].as_array().unwrap().len(), &line["end"]), (30, &"length".into()));
+
+    // A directory that holds something else is refused before any model is read.
+    std::fs::write(recordings.join("notes"), "").unwrap();
+    for command in ["check", "serve"] {
+        let output = program().args([command, "config/demo.toml"]).envs(variables).output().unwrap();
+        let message = refusal(&output);
+        assert!(message.contains("record.directory = ") && message.contains("holds \"notes\""), "{message}");
+    }
 }
 
 #[test]

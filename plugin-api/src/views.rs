@@ -30,7 +30,7 @@ pub struct RequestView<'a> {
 }
 
 impl<'a> RequestView<'a> {
-    /// For the host: all fields but `provisional` (0) and `candidate` (none).
+    /// For hosts and for tests: all fields but `provisional` (0) and `candidate` (none).
     pub fn new(id: u64, slot: Slot, seed: u64, prompt_len: u32, max_tokens: u32, tokens: &'a [TokenId]) -> Self {
         Self { id, slot, seed, prompt_len, max_tokens, tokens, provisional: 0, candidate: NO_TOKEN }
     }
@@ -56,7 +56,7 @@ pub struct PeerView<'a> {
 }
 
 impl<'a> PeerView<'a> {
-    /// For the host.
+    /// For hosts and for tests.
     pub fn new(from: ModelIndex, tokens: &'a [TokenId], provisional: u32, payload: &'a [u8]) -> Self {
         Self { from, tokens, provisional, payload }
     }

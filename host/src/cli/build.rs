@@ -18,6 +18,7 @@ use crate::runner::cpu::{self, CpuRunner, LoadOptions};
 use crate::runner::model_config::ModelConfig as Architecture;
 use crate::runner::{ModelInfo, Runner};
 use crate::subserver::gate::{first_lockup, thresholds};
+use crate::subserver::observe::Observer;
 use crate::text::{ModelText, excluded_tokens, readable};
 
 /// Everything but the weights.
@@ -194,8 +195,19 @@ fn plugin(
 impl Prepared {
     /// Load the weights and start the engine with the routes of the configuration.
     pub fn start(&self, progress: &Progress) -> Result<Engine, Failure> {
+        self.start_observed(progress, |_| Ok(None))
+    }
+
+    /// [`Self::start`], with the observer that `observer` makes once the models are loaded.
+    pub fn start_observed(
+        &self,
+        progress: &Progress,
+        observer: impl FnOnce(Vec<ModelInfo>) -> Result<Option<Arc<dyn Observer>>, Failure>,
+    ) -> Result<Engine, Failure> {
+        let runners = self.load(progress)?;
+        let observer = observer(runners.iter().map(|runner| runner.info().clone()).collect())?;
         let routes = (0..self.config.routes.len()).map(|index| self.route(index)).collect();
-        self.engine(self.load(progress)?, routes)
+        self.engine(runners, routes, observer)
     }
 
     /// The route with this index in the configuration.
@@ -232,7 +244,12 @@ impl Prepared {
     }
 
     /// Start an engine with these routes. `runners`: one for each model of the configuration.
-    pub fn engine(&self, runners: Vec<Box<dyn Runner>>, routes: Vec<RouteSetup>) -> Result<Engine, Failure> {
+    pub fn engine(
+        &self,
+        runners: Vec<Box<dyn Runner>>,
+        routes: Vec<RouteSetup>,
+        observer: Option<Arc<dyn Observer>>,
+    ) -> Result<Engine, Failure> {
         let config = &self.config;
         let models = config.models.iter().zip(&self.texts).zip(&self.masked).zip(runners).map(
             |(((model, text), masked), runner)| ModelSetup {
@@ -245,7 +262,7 @@ impl Prepared {
                 prefill_chunk: model.prefill_chunk as usize,
             },
         );
-        Engine::start(models.collect(), routes).map_err(|error| self.start_failure(&error))
+        Engine::start_observed(models.collect(), routes, observer).map_err(|error| self.start_failure(&error))
     }
 
     /// Load all models at the same time.

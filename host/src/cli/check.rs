@@ -4,11 +4,12 @@ use super::args::Check;
 use super::output::{Failure, write_stdout};
 use super::progress::Progress;
 use super::serve::{plugin_infos, sources};
-use super::{build, report};
+use super::{build, record, report};
 use crate::config::{self, Config};
 
 pub fn run(arguments: &Check) -> Result<(), Failure> {
     let config = Config::load(&arguments.config, &config::environment()).map_err(Failure::input)?;
+    record::check(&config)?;
     let prepared = build::prepare(config)?;
     // Weights are read and policies created as for serving: only that shows that they work.
     drop(prepared.start(&Progress::stderr())?);

@@ -10,6 +10,7 @@ mod output;
 mod plan;
 mod printer;
 mod progress;
+mod record;
 mod report;
 mod select;
 mod serve;

@@ -13,10 +13,12 @@ use super::build::{self, Prepared};
 use super::output::Failure;
 use super::plan::table;
 use super::progress::Progress;
+use super::record;
 use super::report::{self, PluginInfo};
 use crate::api::{self, AppState};
 use crate::config::{self, Config};
 use crate::engine::Engine;
+use crate::record::Recording;
 
 pub fn run(arguments: &Serve) -> Result<(), Failure> {
     let mut config = Config::load(&arguments.config, &config::environment()).map_err(Failure::input)?;
@@ -36,11 +38,17 @@ async fn serve(config: Config) -> Result<(), Failure> {
     // A port in use shows before minutes of loading; until the models work nobody is kept waiting.
     drop(bind(address).await?);
     let start = move || {
+        record::check(&config)?;
         let prepared = build::prepare(config)?;
-        let engine = prepared.start(&Progress::stderr())?;
-        Ok((prepared, engine))
+        let mut recording = None;
+        let engine = prepared.start_observed(&Progress::stderr(), |models| {
+            recording = record::start(&prepared, models, record::configured(&prepared))?;
+            Ok(recording.as_ref().map(Recording::observer))
+        })?;
+        Ok((prepared, engine, recording))
     };
-    let (prepared, engine) = tokio::select! {
+    // What is recorded is complete on disk when `recording` goes, after the last request has ended.
+    let (prepared, engine, recording) = tokio::select! {
         started = tokio::task::spawn_blocking(start) => started.map_err(Failure::work)??,
         () = signals.next() => return Ok(()),
     };
@@ -53,7 +61,7 @@ async fn serve(config: Config) -> Result<(), Failure> {
     let address = listener.local_addr().map_err(Failure::work)?;
     let mut stdout = io::stdout().lock();
     // Whoever started the server may have closed its output.
-    let _ = stdout.write_all(screen(&prepared, address).as_bytes()).and_then(|()| stdout.flush());
+    let _ = stdout.write_all(screen(&prepared, recording.as_ref(), address).as_bytes()).and_then(|()| stdout.flush());
     drop(stdout);
     until_stopped(listener, state, &engine, signals, drain_timeout).await
 }
@@ -134,10 +142,11 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
 }
 
 /// Everything that is served, at a glance.
-fn screen(prepared: &Prepared, address: SocketAddr) -> String {
+fn screen(prepared: &Prepared, recording: Option<&Recording>, address: SocketAddr) -> String {
     let config = &prepared.config;
+    let recorded = recording.map(|r| record::line(config, r)).unwrap_or_default();
     format!(
-        "\nTokenRouter {} serves {} at http://{address}\n\n{}\n{}\nTry:\n  {}\n",
+        "\nTokenRouter {} serves {} at http://{address}\n\n{}\n{}{recorded}\nTry:\n  {}\n",
         env!("CARGO_PKG_VERSION"),
         config.file.display(),
         prepared.plan,

@@ -7,6 +7,7 @@
 mod error;
 mod locate;
 mod read;
+mod record;
 mod tree;
 
 use std::collections::BTreeMap;
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 pub use error::{ConfigError, Origin, suggestion};
 pub use locate::{HubCache, model_directory, plugin_directories};
+pub use record::RecordConfig;
 pub use tree::ENV_PREFIX;
 
 use crate::engine::OnError;
@@ -32,6 +34,7 @@ pub struct Config {
     pub models: Vec<ModelConfig>,
     /// In the order of the file.
     pub routes: Vec<RouteConfig>,
+    pub record: Option<RecordConfig>,
 }
 
 /// `[server]`

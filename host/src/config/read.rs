@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::error::{Fault, Origin, suggestion};
+use super::record::record;
 use super::tree::{self, Field, Key, Section};
 use super::{Config, Device, ModelConfig, Pool, RouteConfig, ServerConfig};
 use crate::engine::OnError;
@@ -25,6 +26,7 @@ pub(super) fn config(text: &str, file: &Path, variables: &BTreeMap<String, Strin
         .map(|f| f.array("strings")?.iter().map(|d| Ok(PathBuf::from(d.text()?))).collect::<Result<Vec<_>, Fault>>())
         .transpose()?;
     let models = root.take("models").map(named).transpose()?.unwrap_or_default();
+    let recording = root.take("record");
     let routes = root.take("routes").map(named).transpose()?.unwrap_or_default();
     root.end()?;
 
@@ -34,7 +36,9 @@ pub(super) fn config(text: &str, file: &Path, variables: &BTreeMap<String, Strin
         return Err(Fault { origin: None, message });
     }
     let routes = routes.into_iter().map(|(key, field)| route(key, field, &models)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Config { file: file.into(), server, plugin_dirs, models, routes })
+    let names: Vec<&str> = routes.iter().map(|r| &*r.name).chain(models.iter().map(|m| &*m.name)).collect();
+    let record = recording.map(|field| record(&field, &names)).transpose()?;
+    Ok(Config { file: file.into(), server, plugin_dirs, models, routes, record })
 }
 
 /// The tables of `[models]` or `[routes]`. Names are what clients write in `model`.
@@ -168,11 +172,13 @@ fn pool(section: &mut Section) -> Result<Option<Pool>, Fault> {
     Ok(Some(match key {
         "pages" => Pool::Pages(field.integer(1..=1 << 30)? as u32),
         "kv_tokens" => Pool::Tokens(field.integer(1..=1 << 34)? as u64),
-        _ => Pool::Bytes(
-            bytes(&field.text()?)
-                .ok_or_else(|| field.fault("must be a size with its unit, for example \"512MiB\" or \"2GiB\""))?,
-        ),
+        _ => Pool::Bytes(size(&field)?),
     }))
+}
+
+/// A number of bytes, written with its unit.
+pub(super) fn size(field: &Field) -> Result<u64, Fault> {
+    bytes(&field.text()?).ok_or_else(|| field.fault("must be a size with its unit, for example \"512MiB\" or \"2GiB\""))
 }
 
 /// A size such as `512MiB` or `1.5 GB`; at least one byte.

@@ -72,6 +72,15 @@ list = [1, "two", { three = true }]
 [routes.q]
 plugin = "q"
 models = ["large", "small"]
+[record]
+directory = "recordings/a"
+max_bytes = "2MiB"
+shard_rows = 9
+hidden = true
+top_k = 100
+routes = ["q", "large"]
+sample = 0.25
+requests = true
 "#,
     )
     .unwrap();
@@ -97,6 +106,11 @@ models = ["large", "small"]
     let route = &config.routes[1];
     assert_eq!(route.models, [(1, "large".to_string()), (0, "small".to_string())]);
     assert_eq!((route.entry, route.on_error, route.settings.to_string()), (0, OnError::StayLocal, "{}".into()));
+    let record = config.record.unwrap();
+    assert_eq!((record.directory.to_str(), record.origin), (Some("recordings/a"), Origin::Line(39)));
+    assert_eq!((record.max_bytes, record.shard_rows, record.top_k), (2 << 20, 9, 100));
+    assert_eq!((record.hidden, record.requests, record.sample), (true, true, 0.25));
+    assert_eq!(record.routes, Some(vec!["q".into(), "large".into()]));
 }
 
 #[test]
@@ -107,6 +121,10 @@ fn defaults() {
     let model = &config.models[0];
     assert_eq!((model.device, &model.min_batch, model.context), (Device::Cpu, &vec![1], None));
     assert!(config.routes.is_empty());
+    assert_eq!(config.record, None);
+    let record = parse(&format!("{BASE}[record]\ndirectory = 'r'\n")).unwrap().record.unwrap();
+    assert_eq!((record.max_bytes, record.shard_rows, record.top_k), (1 << 30, 65536, 0));
+    assert_eq!((record.hidden, record.requests, record.sample, record.routes), (false, false, 1.0, None));
 }
 
 /// Roles keep the order of the file, which is not that of the alphabet.
@@ -245,6 +263,40 @@ fn messages_about_routes() {
     ] {
         assert_eq!(more(text), format!("dir/t.toml:{message}"));
     }
+}
+
+#[test]
+fn messages_about_recording() {
+    for (line, message) in [
+        (
+            "dir = 'x'",
+            "unknown key `record.dir`: known are directory, max_bytes, shard_rows, hidden, top_k, routes, sample, requests",
+        ),
+        ("hiden = true", "unknown key `record.hiden`: did you mean `hidden`?"),
+        ("max_bytes = 5", "record.max_bytes = 5: must be a string, not an integer"),
+        (
+            "max_bytes = '5'",
+            "record.max_bytes = \"5\": must be a size with its unit, for example \"512MiB\" or \"2GiB\"",
+        ),
+        ("max_bytes = '5KiB'", "record.max_bytes = \"5KiB\": must be at least 1MiB"),
+        ("shard_rows = 0", "record.shard_rows = 0: must be from 1 to 16777216"),
+        ("hidden = 1", "record.hidden = 1: must be true or false, not an integer"),
+        ("top_k = -1", "record.top_k = -1: must be from 0 to 65536"),
+        ("routes = []", "record.routes = []: must name at least one route; leave it out to record all"),
+        ("routes = ['smal']", "record.routes[0] = \"smal\": is neither a route nor a model: did you mean `small`?"),
+        ("routes = ['small', 'small']", "record.routes[1] = \"small\": is listed twice"),
+        ("sample = 0", "record.sample = 0: records nothing; leave [record] out instead"),
+        ("sample = 1.5", "record.sample = 1.5: must be from 0 to 1"),
+    ] {
+        assert_eq!(more(&format!("[record]\ndirectory = 'r'\n{line}\n")), format!("dir/t.toml:8: {message}"));
+    }
+    let missing = "dir/t.toml:6: [record]: has no `directory`; add `directory = \"recordings\"`";
+    assert_eq!(more("[record]\nhidden = true\n"), missing);
+    assert_eq!(more("[record]\ndirectory = ''\n"), "dir/t.toml:7: record.directory = \"\": must not be empty");
+    let variables = [("TOKENROUTER__RECORD__DIRECTORY", "r"), ("TOKENROUTER__RECORD__HIDDEN", "true")];
+    assert!(parse_with(BASE, &variables).unwrap().record.unwrap().hidden);
+    let fault = parse_with(BASE, &[variables[0], ("TOKENROUTER__RECORD__HIDDEN", "yes")]).unwrap_err();
+    assert!(fault.ends_with("record.hidden = \"yes\": must be true or false"), "{fault}");
 }
 
 #[test]

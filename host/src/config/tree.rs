@@ -195,6 +195,14 @@ impl Field {
         }
     }
 
+    pub fn boolean(&self) -> Result<bool, Fault> {
+        match &self.node.value {
+            Value::Bool(b) => Ok(*b),
+            Value::Raw(s) => s.trim().parse().map_err(|_| self.fault("must be true or false")),
+            _ => Err(self.wrong_type("true or false")),
+        }
+    }
+
     /// The elements of an array; a single value from the environment may list them with commas.
     pub fn array(&self, of: &str) -> Result<Vec<Field>, Fault> {
         let name = |i: usize| format!("{}[{i}]", self.name);

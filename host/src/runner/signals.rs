@@ -106,15 +106,9 @@ impl Columns {
         self.nets.iter().find(|(net, _)| *net == id).map(|(_, scores)| scores)
     }
 
-    /// Signals of one row by name: all scalars that were computed, and of the rest what `wanted` alone asks
-    /// for. Ask for [`SignalSet::ALL`] where the answer must not depend on what others in the batch asked for.
-    pub fn named(
-        &self,
-        computed: &SignalRequest,
-        wanted: &Requirements,
-        nets: &[NetId],
-        row: usize,
-    ) -> Vec<(SignalName, f32)> {
+    /// Scalar signals of one row by name. All that were computed: ask for [`SignalSet::ALL`] where the answer
+    /// must not depend on what others in the batch asked for.
+    pub fn named(&self, row: usize) -> Vec<(SignalName, f32)> {
         let columns: [(&'static str, &[f32]); 6] = [
             ("entropy", &self.entropy),
             ("entropy_norm", &self.entropy_norm),
@@ -123,24 +117,7 @@ impl Columns {
             ("logsumexp", &self.logsumexp),
             ("candidate_prob", &self.candidate_prob),
         ];
-        let mut named: Vec<_> =
-            columns.into_iter().filter_map(|(name, column)| Some((name.into(), *column.get(row)?))).collect();
-        let logits = self.token_logits.chunks_exact(computed.token_logits.len().max(1)).nth(row).unwrap_or_default();
-        for id in &wanted.token_logits {
-            if let Some((_, &logit)) = computed.token_logits.iter().zip(logits).find(|(computed, _)| *computed == id) {
-                named.push((format!("token_logit_{id}").into(), logit));
-            }
-        }
-        for (net, scores) in wanted.nets.iter().zip(nets).filter_map(|(net, &id)| Some((net, self.net(id)?))) {
-            match scores.row(row) {
-                [score] => named.push((format!("net_{}", net.name).into(), *score)),
-                scores => {
-                    let name = |i| format!("net_{}_{i}", net.name).into();
-                    named.extend(scores.iter().enumerate().map(|(i, &score)| (name(i), score)));
-                }
-            }
-        }
-        named
+        columns.into_iter().filter_map(|(name, column)| Some((name.into(), *column.get(row)?))).collect()
     }
 }
 

@@ -8,9 +8,10 @@ use tokenrouter_plugin_api::{
     Requirements, RouteBatch, Slot,
 };
 
+use super::own_signals::OwnSignals;
 use crate::engine::OnError;
 use crate::policy::{PolicyFailure, PolicyInstance};
-use crate::request::{ModelId, TokenId};
+use crate::request::{ModelId, SignalName, TokenId};
 use crate::runner::net::NetId;
 use crate::runner::{Columns, SignalRequest};
 
@@ -114,6 +115,14 @@ impl Attachment {
 
     pub fn nets(&self) -> &[NetId] {
         &self.nets
+    }
+
+    /// Signals of `row` by name: the scalars that were computed, and what this route alone asks for.
+    pub fn named_signals(&self, columns: &Columns, computed: &SignalRequest, row: usize) -> Vec<(SignalName, f32)> {
+        let own = OwnSignals { requirements: &self.requirements, nets: &self.nets, columns, computed };
+        let mut named = columns.named(row);
+        named.extend(own.names().into_iter().zip(own.values(row)));
+        named
     }
 
     pub fn requirements(&self) -> &Requirements {

@@ -8,6 +8,7 @@ mod attachment;
 pub mod gate;
 mod message;
 pub mod observe;
+mod own_signals;
 mod pages;
 mod plan;
 mod replica;

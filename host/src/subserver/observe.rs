@@ -2,6 +2,7 @@
 
 use tokenrouter_plugin_api::{Decision, Requirements};
 
+use super::own_signals::OwnSignals;
 use crate::request::{Event, ModelId, NewRequest, RequestId, RouteId, SignalName, TokenId};
 use crate::runner::net::NetId;
 use crate::runner::{Columns, SignalRequest};
@@ -45,10 +46,19 @@ pub struct Evaluation<'a> {
     pub hidden: &'a [f32],
 }
 
-impl Evaluation<'_> {
-    /// All scalar signals, and the token logits and net scores of the route, by name.
+impl<'a> Evaluation<'a> {
+    /// What the route asks for at this model beyond the scalar signals.
+    pub fn own_signals(&self) -> OwnSignals<'a> {
+        let &Self { requirements, nets, columns, computed, .. } = self;
+        OwnSignals { requirements, nets, columns, computed }
+    }
+
+    /// All scalar signals, and what the route asks for beyond them, by name.
     pub fn named_signals(&self) -> Vec<(SignalName, f32)> {
-        self.columns.named(self.computed, self.requirements, self.nets, self.row)
+        let own = self.own_signals();
+        let mut named = self.columns.named(self.row);
+        named.extend(own.names().into_iter().zip(own.values(self.row)));
+        named
     }
 }
 

@@ -242,10 +242,11 @@ impl SubServer {
                     eos: info.eos.binary_search(&sample.token).is_ok(),
                     logprob: sample.logprob,
                     top_logprobs: sample.top_logprobs.clone(),
-                    signals: replica.spec.new.return_signals.then(|| {
-                        let (wanted, nets) = (attachment.requirements(), attachment.nets());
-                        Box::new(outputs.signals.named(computed, wanted, nets, row))
-                    }),
+                    signals: replica
+                        .spec
+                        .new
+                        .return_signals
+                        .then(|| Box::new(attachment.named_signals(&outputs.signals, computed, row))),
                 }
             })
             .collect();

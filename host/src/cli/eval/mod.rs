@@ -19,6 +19,7 @@ pub use args::Eval;
 use super::build::{self, Prepared};
 use super::output::{Failure, write_stdout};
 use super::progress::Progress;
+use super::record;
 use super::select;
 use crate::config::{self, Config};
 use crate::eval::answer::AnswerRule;
@@ -28,6 +29,7 @@ use crate::eval::report;
 use crate::eval::resume::Digest;
 use crate::eval::summary::{Point, Row, Summary};
 use crate::eval::sweep::{Sweep, config_lines, shown};
+use crate::record::Recording;
 use points::Target;
 use session::Session;
 use store::Store;
@@ -55,6 +57,10 @@ pub fn run(arguments: &Eval) -> Result<(), Failure> {
     let limit = arguments.limit.map(|limit| limit as usize);
     let questions = dataset::parse(&data, &file, limit).map_err(Failure::input)?;
 
+    record::check(&config)?;
+    if config.record.is_some() && arguments.target_share.is_some() {
+        tracing::warn!("a search with --target-share is not recorded; record an evaluation of the value it finds");
+    }
     let prepared = build::prepare(select::only(config, &names))?;
     let plan = match arguments.target_share {
         Some(share) => Plan::Search(Box::new(Target::new(share, arguments, &prepared)?)),
@@ -149,7 +155,10 @@ async fn evaluate(
     let outcome = match plan {
         Plan::Points(points) => {
             let routes = points.iter().filter_map(|point| points::route(point, prepared)).collect();
-            let engine = prepared.engine(runners, routes)?;
+            let infos = runners.iter().map(|runner| runner.info().clone()).collect();
+            // Complete on disk when it goes, after the engine.
+            let recording = record::start(prepared, infos, points::served(&points, prepared))?;
+            let engine = prepared.engine(runners, routes, recording.as_ref().map(Recording::observer))?;
             session.check(&engine, &points)?;
             for (number, point) in points.iter().enumerate() {
                 let number = if points.len() > 1 { format!("{}/{} ", number + 1, points.len()) } else { String::new() };
@@ -187,7 +196,7 @@ async fn search(
         };
         let point = target.point(value)?;
         let routes = points::route(&point, session.prepared).into_iter().collect();
-        let engine = session.prepared.engine(runners, routes)?;
+        let engine = session.prepared.engine(runners, routes, None)?;
         session.check(&engine, std::slice::from_ref(&point))?;
         let summary = session.evaluate(&engine, &point, &format!("{}: ", summaries.len() + 1)).await?;
         target.search.measured(value, summary.large_share());

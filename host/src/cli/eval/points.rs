@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::super::build::Prepared;
 use super::super::output::Failure;
+use super::super::record::Served;
 use super::args::Eval;
 use crate::config::RouteConfig;
 use crate::engine::{OnError, RouteSetup};
@@ -70,6 +71,15 @@ pub fn route(point: &Point, prepared: &Prepared) -> Option<RouteSetup> {
         on_error: OnError::FailRequest,
         ..prepared.route(index)
     })
+}
+
+/// The points with a policy, for a recording.
+pub fn served(points: &[Point], prepared: &Prepared) -> Vec<Served> {
+    let served = points.iter().filter_map(|point| {
+        let index = prepared.config.routes.iter().position(|route| route.name == point.route)?;
+        Some(Served { name: point.name.clone(), settings: point.settings.clone(), index })
+    });
+    served.collect()
 }
 
 /// The search that `--target-share` asks for.

@@ -94,7 +94,8 @@ fn descriptions_without_sense_are_refused() {
     file(directory.path(), &[("m", &[3, 4]), ("v", &[4]), ("wide.weight", &[65, 4])]);
     let linear = |weight: &str| Described::Linear { weight: weight.into(), bias: None };
     let hidden = || (Described::Hidden { back: 0 }, vec![]);
-    let cases: Vec<(Vec<(Described, Vec<u32>)>, &str)> = vec![
+    type Nodes = Vec<(Described, Vec<u32>)>;
+    let cases: Vec<(Nodes, &str)> = vec![
         (vec![], "has 0 nodes; give 1 to 4096"),
         (vec![(Described::Gelu, vec![0])], "reads node 0, which does not come before it"),
         (vec![(Described::Gelu, vec![])], "has 0 inputs; give 1 to 1"),
