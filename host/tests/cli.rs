@@ -113,6 +113,62 @@ fn refused_configurations() {
     }
 }
 
+/// Whatever a route's policy, settings or router weights do not fit is refused before weights are loaded.
+#[test]
+fn refused_policies() {
+    let route = |plugin: &str, settings: &str| {
+        let pair = "roles = { m = 'slm', n = 'llm' }";
+        let (_dir, file) =
+            copied(&format!("{PAIR}[routes.r]\nplugin = '{plugin}'\n{pair}\nsettings = {{ {settings} }}\n"));
+        let refused = refusal(&run(&["check", &file]));
+        assert!(refused.contains("c.toml:"), "{refused}");
+        refused
+    };
+    const R2R: &str = "router = 'DEMO/routers/r2r/router.pt'";
+    for (plugin, settings, message) in [
+        ("r2r", "", "router"),
+        ("r2r", "router = 'none.pt'", "does not exist; give a .safetensors, .pt or .pth file"),
+        ("r2r", "router = 'DEMO/small/model.safetensors'", "model_type"),
+        (
+            "r2r",
+            &format!("{R2R}, threshold = 1.5"),
+            "settings/threshold = 1.5: the value is greater than the maximum of 1",
+        ),
+        ("r2r", &format!("{R2R}, threshold = nan"), "threshold"),
+        ("r2r", &format!("{R2R}, entropy_threshold = 0.5"), "entropy_threshold"),
+        ("r2r", &format!("strategy = 'entropy', {R2R}"), "router"),
+        (
+            "citer",
+            "router = 'DEMO/routers/r2r/router.pt'",
+            "the file lacks linear.bias, linear.weight, mlp.0.bias and 7 more",
+        ),
+        ("collm", "threshold = 0.5", "defer_token is `<|defer|>`, which model `m` does not have"),
+        ("collm", "threshold = nan", "threshold"),
+        ("glimprouter", "threshold = 9", "settings/threshold = 9"),
+        ("query_level", "mode = 'share'", "share"),
+        ("random", "probabilities = { n = 2 }", "settings/probabilities/n = 2"),
+        ("verify", "draft_tokens = 0", "settings/draft_tokens = 0"),
+        ("me", "weights = { m = 0.5, n = inf }", "weights"),
+    ] {
+        let refused = route(plugin, settings);
+        assert!(refused.contains(message), "{plugin} {settings}: {refused}");
+    }
+    // A router of the small model at the medium one: both sizes are named.
+    for (plugin, router) in [("r2r", "r2r/router.safetensors"), ("r2r", "r2r/router.pt"), ("citer", "citer/router.pth")]
+    {
+        let swapped = "[models.m]\npath = 'model'\n[models.n]\npath = 'DEMO/medium'\n[routes.r]\n\
+                       roles = { n = 'slm', m = 'llm' }\n";
+        let settings = format!("plugin = '{plugin}'\nsettings = {{ router = 'DEMO/routers/{router}' }}\n");
+        let (_dir, file) = copied(&format!("{swapped}{settings}"));
+        let refused = refusal(&run(&["check", &file]));
+        assert!(refused.contains("model `n` has hidden size 224") && refused.contains("160"), "{refused}");
+    }
+    // A token that is never sampled must exist.
+    let (_dir, file) = copied(&format!("{ONE}masked_tokens = ['<|nothing|>']\n"));
+    let refused = refusal(&run(&["check", &file]));
+    assert!(refused.contains("models.m.masked_tokens: the model has no token \"<|nothing|>\""), "{refused}");
+}
+
 #[test]
 fn refused_models() {
     let damaged = |config: &str, name: &str, damage: &dyn Fn(Vec<u8>) -> Option<Vec<u8>>| {

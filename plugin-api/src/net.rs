@@ -4,6 +4,8 @@
 //! The description is a closed graph of operations over what the model knows of one row; see [`Op`].
 //! Weights stay in a file that the host reads, see [`Context::weights`](crate::Context::weights).
 
+use std::collections::BTreeSet;
+
 use crate::PolicyError;
 
 /// Index of a node among the nodes of its net.
@@ -195,6 +197,49 @@ impl Net {
     }
 }
 
+impl Op {
+    /// Names of the tensors that it reads.
+    pub fn tensors(&self) -> Vec<String> {
+        match self {
+            Self::Embedding { weight } | Self::RmsNorm { weight, .. } => vec![weight.clone()],
+            Self::Row { tensor, .. } => vec![tensor.clone()],
+            Self::Linear { weight, bias } => std::iter::once(weight).chain(bias).cloned().collect(),
+            Self::LayerNorm { weight, bias, .. } => vec![weight.clone(), bias.clone()],
+            Self::BatchNorm { prefix, .. } => {
+                ["weight", "bias", "running_mean", "running_var"].map(|part| format!("{prefix}.{part}")).into()
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl Net {
+    /// The file holds the tensors that the net reads and no others (a batch normalisation's
+    /// `num_batches_tracked` aside, which inference does not use): else the file is of another network, and
+    /// reading a part of it would give wrong scores. The error names up to three tensors of each kind.
+    pub fn check_tensors(&self, file: &WeightsInfo) -> Result<(), PolicyError> {
+        let needed: BTreeSet<String> = self.nodes.iter().flat_map(|node| node.op.tensors()).collect();
+        let held = file.tensors.iter().map(|tensor| &tensor.name);
+        let held: BTreeSet<String> = held.filter(|name| !name.ends_with(".num_batches_tracked")).cloned().collect();
+        let few = |from: &BTreeSet<String>, without: &BTreeSet<String>| {
+            let names: Vec<&str> = from.difference(without).map(String::as_str).collect();
+            match names.len() {
+                0..=3 => names.join(", "),
+                all => format!("{} and {} more", names[..3].join(", "), all - 3),
+            }
+        };
+        let (missing, unknown) = (few(&needed, &held), few(&held, &needed));
+        let faults: Vec<String> = [
+            (!missing.is_empty()).then(|| format!("lacks {missing}")),
+            (!unknown.is_empty()).then(|| format!("has {unknown}, which the network does not read")),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        if faults.is_empty() { Ok(()) } else { Err(PolicyError::new(format!("the file {}", faults.join(" and ")))) }
+    }
+}
+
 /// A tensor of a weights file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
@@ -231,5 +276,31 @@ impl WeightsInfo {
     pub fn get(&self, name: &str) -> Option<&[u64]> {
         let at = self.tensors.binary_search_by(|tensor| tensor.name.as_str().cmp(name)).ok()?;
         Some(&self.tensors[at].shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_another_network_is_noticed() {
+        let mut net = Net::new("n", "w");
+        let x = net.hidden();
+        let x = net.linear(x, "a");
+        net.batch_norm(x, "b");
+        let file = |names: &[&str]| {
+            let tensor = |name: &&str| TensorInfo { name: name.to_string(), shape: vec![] };
+            WeightsInfo::new(names.iter().map(tensor).collect(), "{}")
+        };
+        let all =
+            ["a.weight", "a.bias", "b.weight", "b.bias", "b.running_mean", "b.running_var", "b.num_batches_tracked"];
+        assert_eq!(net.check_tensors(&file(&all)), Ok(()));
+        assert_eq!(net.check_tensors(&file(&all[1..])).unwrap_err().message, "the file lacks a.weight");
+        assert_eq!(
+            net.check_tensors(&file(&["a.bias", "c", "d", "e", "f"])).unwrap_err().message,
+            "the file lacks a.weight, b.bias, b.running_mean and 2 more and has c, d, e and 1 more, which the network \
+             does not read"
+        );
     }
 }

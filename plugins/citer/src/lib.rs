@@ -4,8 +4,6 @@
 //! The small model's candidate is dropped at a hand-off, and after one token the small model goes on.
 #![deny(missing_docs)]
 
-use std::collections::BTreeSet;
-
 use serde::Deserialize;
 use tokenrouter_plugin_api::net::{Net, WeightsInfo};
 use tokenrouter_plugin_api::{
@@ -42,21 +40,6 @@ enum At {
     Large,
 }
 
-/// The tensors of a router, besides the batch normalisation's counter, which inference does not use.
-const TENSORS: [&str; 10] = [
-    "linear.bias",
-    "linear.weight",
-    "mlp.0.bias",
-    "mlp.0.weight",
-    "mlp.1.bias",
-    "mlp.1.running_mean",
-    "mlp.1.running_var",
-    "mlp.1.weight",
-    "mlp.4.bias",
-    "mlp.4.weight",
-];
-const COUNTER: &str = "mlp.1.num_batches_tracked";
-
 /// The confidence that the small model may write its candidate, from its last hidden state. There is no
 /// activation between the last two layers.
 fn confidence(path: &str) -> Net {
@@ -71,25 +54,11 @@ fn confidence(path: &str) -> Net {
     net
 }
 
-/// The weights are those of [`confidence`]. The host checks their shapes against each other and the model.
-fn check(path: &str, info: &WeightsInfo) -> Result<(), PolicyError> {
-    let needed = BTreeSet::from(TENSORS);
-    let held: BTreeSet<&str> = info.tensors.iter().map(|t| t.name.as_str()).filter(|&name| name != COUNTER).collect();
-    let difference = |from: &BTreeSet<&str>, to| from.difference(to).copied().collect::<Vec<_>>().join(", ");
-    let (missing, unknown) = (difference(&needed, &held), difference(&held, &needed));
-    let mut faults = Vec::new();
-    if !missing.is_empty() {
-        faults.push(format!("lacks {missing}"));
-    }
-    if !unknown.is_empty() {
-        faults.push(format!("has {unknown}, which the network does not read"));
-    }
-    if !faults.is_empty() {
-        return Err(PolicyError::new(format!(
-            "router `{path}`: the file {}; a CITER router is the state dict of its confidence network",
-            faults.join(" and ")
-        )));
-    }
+/// The weights are those of `net`. The host checks their shapes against each other and the model.
+fn check(path: &str, net: &Net, info: &WeightsInfo) -> Result<(), PolicyError> {
+    net.check_tensors(info).map_err(|e| {
+        PolicyError::new(format!("router `{path}`: {e}; a CITER router is the state dict of its confidence network"))
+    })?;
     match info.shape("linear.weight")? {
         [1, _] => Ok(()),
         shape => {
@@ -125,8 +94,9 @@ impl Policy for Citer {
         let side = match ctx.side(Self::NAME)? {
             Side::Large { small } if ctx.entry == small => At::Large,
             Side::Small { large } if ctx.entry == ctx.model => {
-                check(&router, &ctx.weights(&router)?)?;
-                At::Small { large, threshold, net: confidence(&router) }
+                let net = confidence(&router);
+                check(&router, &net, &ctx.weights(&router)?)?;
+                At::Small { large, threshold, net }
             }
             // The large model never hands over by itself: it would write every answer alone.
             Side::Small { .. } | Side::Large { .. } => {

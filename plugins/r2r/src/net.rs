@@ -83,7 +83,8 @@ impl Router {
         let features = builder.features(class)?;
         builder.backbone(features)?;
         let net = builder.net;
-        check_names(&net, info)?;
+        net.check_tensors(info)
+            .map_err(|e| PolicyError::new(format!("{e}; it does not fit its model_type and init_args")))?;
         let own_embedding = matches!(class, Class::Combined { token: true, .. }) && !args.freeze_lm_head;
         let lacks_embedding = own_embedding && info.get(TOKEN_EMBEDDINGS).is_none();
         Ok(Self { net, threshold: checkpoint.threshold()?, model_type, multi, window, lacks_embedding })
@@ -272,35 +273,5 @@ impl Builder<'_> {
     fn matrix(&self, name: &str) -> Result<[u64; 2], PolicyError> {
         let shape = self.info.shape(name)?;
         shape.try_into().map_err(|_| PolicyError::new(format!("{name} has shape {shape:?}; it must be a matrix")))
-    }
-}
-
-/// The file holds the tensors that the net reads, and no others.
-fn check_names(net: &Net, info: &WeightsInfo) -> Result<(), PolicyError> {
-    let needed: BTreeSet<&str> = net.nodes.iter().flat_map(|node| tensors(&node.op)).collect();
-    let held: BTreeSet<&str> = info.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
-    let difference = |from: &BTreeSet<&str>, to| from.difference(to).copied().collect::<Vec<_>>().join(", ");
-    let (missing, unknown) = (difference(&needed, &held), difference(&held, &needed));
-    let mut faults = Vec::new();
-    if !missing.is_empty() {
-        faults.push(format!("lacks {missing}"));
-    }
-    if !unknown.is_empty() {
-        faults.push(format!("has {unknown}, which the network does not read"));
-    }
-    if faults.is_empty() {
-        return Ok(());
-    }
-    Err(PolicyError::new(format!("the file {}; it does not fit its model_type and init_args", faults.join(" and "))))
-}
-
-/// Names of the tensors that an operation of this file reads.
-fn tensors(op: &Op) -> Vec<&str> {
-    match op {
-        Op::Embedding { weight } => vec![weight],
-        Op::Row { tensor, .. } => vec![tensor],
-        Op::Linear { weight, bias } => std::iter::once(weight).chain(bias).map(String::as_str).collect(),
-        Op::LayerNorm { weight, bias, .. } => vec![weight, bias],
-        _ => Vec::new(),
     }
 }
