@@ -480,13 +480,14 @@ impl Engine {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (entry, _) = route.models[route.entry];
         let (events, receiver) = unbounded_channel();
+        // Before anybody can end it.
+        if let Some(observer) = &self.shared.observer {
+            observer.submitted(id, &new);
+        }
         {
             let mut live = self.shared.live();
             live.insert(id, Live { route: new.route, events });
             self.shared.count.store(live.len(), Ordering::Release);
-        }
-        if let Some(observer) = &self.shared.observer {
-            observer.submitted(id, &new);
         }
         let route_id = new.route;
         self.shared.post(entry, Message::Submit(Arc::new(RequestSpec { id, new })));

@@ -76,6 +76,17 @@ fn check_of_the_demo() {
 }
 
 #[test]
+fn check_of_the_example() {
+    let output = run(&["check", "examples/cascade/cascade.toml"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stdout).contains("small = slm (entry), medium = mlm, large = llm"),
+        "{}",
+        text(&output.stdout)
+    );
+}
+
+#[test]
 fn refused_configurations() {
     for (config, message) in [
         ("[server]\nprot = 1\n", "c.toml:2: unknown key `server.prot`: did you mean `port`?"),

@@ -39,9 +39,9 @@ pub fn silu(x: &mut [f32]) {
     Arch::new().dispatch(|| x.iter_mut().for_each(|x| *x *= logistic(*x)));
 }
 
-/// `max(x, 0)` of every element.
+/// `max(x, 0)` of every element; NaN stays.
 pub fn relu(x: &mut [f32]) {
-    x.iter_mut().for_each(|x| *x = x.max(0.0));
+    x.iter_mut().for_each(|x| *x = if *x < 0.0 { 0.0 } else { *x });
 }
 
 /// Hyperbolic tangent of every element.
@@ -105,6 +105,9 @@ mod tests {
         assert_close(sigmoid, |x| 1.0 / (1.0 + (-x).exp()), 1e-6);
         assert_close(silu, |x| x / (1.0 + (-x).exp()), 1e-6);
         assert_close(relu, |x| x.max(0.0), 0.0);
+        let mut none = [f32::NAN];
+        relu(&mut none);
+        assert!(none[0].is_nan(), "no signal must stay none");
         assert_close(tanh, f64::tanh, 1e-6);
         assert_close(gelu, |x| x * 0.5 * (1.0 + erf_series(x / std::f64::consts::SQRT_2)), 1e-6);
     }

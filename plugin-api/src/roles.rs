@@ -49,6 +49,24 @@ impl Context<'_> {
         let [small, large] = self.roles(policy, ["slm", "llm"])?;
         Ok(if self.model == small { Side::Small { large } } else { Side::Large { small } })
     }
+
+    /// [`Context::side`] in a route whose entry is the small model: for policies in which an answer begins
+    /// there. With another entry the large model would write the first token unasked.
+    pub fn side_from_small(&self, policy: &str) -> Result<Side, PolicyError> {
+        let [small, _] = self.roles(policy, ["slm", "llm"])?;
+        self.begins_at(policy, small)?;
+        self.side(policy)
+    }
+
+    /// The entry of the route is `model`.
+    pub fn begins_at(&self, policy: &str, model: ModelIndex) -> Result<(), PolicyError> {
+        if self.entry == model {
+            return Ok(());
+        }
+        let name = self.models.get(model as usize).map_or("?", |m| &m.name);
+        let route = self.route;
+        Err(PolicyError::new(format!("{policy} begins at model `{name}`; set entry = \"{name}\" in route `{route}`")))
+    }
 }
 
 #[cfg(test)]
@@ -68,6 +86,9 @@ mod tests {
         with(&["c", "a", "b"], 0, |ctx| assert_eq!(ctx.roles("p", ["a", "b", "c"]), Ok([1, 2, 0])));
         with(&["llm", "slm"], 0, |ctx| assert_eq!(ctx.side("p"), Ok(Side::Large { small: 1 })));
         with(&["llm", "slm"], 1, |ctx| assert_eq!(ctx.side("p"), Ok(Side::Small { large: 0 })));
+        let error = with(&["llm", "slm"], 1, |ctx| ctx.side_from_small("p")).unwrap_err();
+        assert_eq!(error.message, "p begins at model `m-slm`; set entry = \"m-slm\" in route `r`");
+        assert!(with(&["slm", "llm"], 1, |ctx| ctx.side_from_small("p")).is_ok());
         for roles in [&["a"][..], &["a", "a"], &["a", "b", "b"], &["a", "m-b"]] {
             let error = with(roles, 0, |ctx| ctx.roles("p", ["a", "b"])).unwrap_err();
             assert!(

@@ -110,10 +110,9 @@ impl Observer for Watch {
         let seen = Seen { candidate: e.candidate, signals, entropy_of_top };
         let mut requests = self.0.lock().expect("not poisoned");
         let place = (e.position, MODELS[e.model.index()]);
-        // Who was preempted may be evaluated again, and must then say the same.
-        if let Some(before) = requests.entry(e.request).or_default().insert(place, seen.clone()) {
-            assert_eq!(before, seen, "two evaluations at {place:?} of request {}", e.request);
-        }
+        // Policies rely on it: whoever is preempted is computed again, but not asked again.
+        let before = requests.entry(e.request).or_default().insert(place, seen);
+        assert_eq!(before, None, "two evaluations at {place:?} of request {}", e.request);
     }
 
     fn submitted(&self, _: RequestId, _: &NewRequest) {}

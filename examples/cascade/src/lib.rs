@@ -66,13 +66,8 @@ impl Models {
     /// The models of a route that has each of the three roles once and begins at the small model.
     fn of(ctx: &Context<'_>) -> Result<Self, PolicyError> {
         let [small, medium, large] = ctx.roles("cascade", ["slm", "mlm", "llm"])?;
-        if ctx.entry != small {
-            // Another entry model would write its first token unasked, and against the budget.
-            return Err(PolicyError::new(format!(
-                "cascade begins at the model with the role \"slm\"; set entry = \"{}\" in route `{}`",
-                ctx.models[small as usize].name, ctx.route
-            )));
-        }
+        // Another entry model would write its first token unasked, and against the budget.
+        ctx.begins_at("cascade", small)?;
         Ok(Self { small, medium, large })
     }
 }

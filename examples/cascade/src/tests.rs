@@ -223,7 +223,7 @@ fn refuses_another_entry() {
     let models = ROLES.map(|role| ModelDescription { name: format!("m-{role}"), role: role.to_string() });
     assert_eq!(
         create_with_entry(SMALL, &models, LARGE, "{}").unwrap_err(),
-        "cascade begins at the model with the role \"slm\"; set entry = \"m-slm\" in route `r`"
+        "cascade begins at model `m-slm`; set entry = \"m-slm\" in route `r`"
     );
 }
 

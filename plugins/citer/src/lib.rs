@@ -91,20 +91,13 @@ impl Policy for Citer {
         if !(0.0..=1.0).contains(&threshold) {
             return Err(PolicyError::new(format!("threshold is {threshold}; set it to 0 to 1")));
         }
-        let side = match ctx.side(Self::NAME)? {
-            Side::Large { small } if ctx.entry == small => At::Large,
-            Side::Small { large } if ctx.entry == ctx.model => {
+        // The large model never hands over by itself: it would write every answer alone.
+        let side = match ctx.side_from_small(Self::NAME)? {
+            Side::Large { .. } => At::Large,
+            Side::Small { large } => {
                 let net = confidence(&router);
                 check(&router, &net, &ctx.weights(&router)?)?;
                 At::Small { large, threshold, net }
-            }
-            // The large model never hands over by itself: it would write every answer alone.
-            Side::Small { .. } | Side::Large { .. } => {
-                let small = ctx.models.iter().find(|m| m.role == "slm").map_or("", |m| &m.name);
-                return Err(PolicyError::new(format!(
-                    "entry of route `{}` must be its small model; set entry = \"{small}\"",
-                    ctx.route
-                )));
             }
         };
         Ok(Self { side })

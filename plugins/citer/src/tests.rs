@@ -157,7 +157,7 @@ fn refuses_other_routes_and_settings() {
     let settings = r#"{"router": "citer.pth"}"#;
     for (roles, entry) in [(["slm", "llm"], 1), (["llm", "slm"], 0)] {
         let error = host().create(roles, entry, settings).unwrap_err();
-        assert_eq!(error, "entry of route `r` must be its small model; set entry = \"m-slm\"");
+        assert_eq!(error, "citer begins at model `m-slm`; set entry = \"m-slm\" in route `r`");
     }
     let error = host().create(["small", "llm"], 0, settings).unwrap_err();
     assert!(error.starts_with("citer needs exactly two models, with the roles \"slm\" and \"llm\""), "{error}");

@@ -42,7 +42,7 @@ impl Policy for CoLlm {
     fn create(ctx: &Context<'_>, settings: &str) -> Result<Self, PolicyError> {
         let mut settings = Settings::parse(settings)?;
         settings.compose_top = settings.compose_top.map(|top| top.min(ctx.vocab_size));
-        Ok(Self(match ctx.side(Self::NAME)? {
+        Ok(Self(match ctx.side_from_small(Self::NAME)? {
             Side::Small { large } => At::Small(Small::new(ctx, large, settings)?),
             Side::Large { small } => At::Large(Large::new(ctx, small, &settings)),
         }))
@@ -52,14 +52,6 @@ impl Policy for CoLlm {
         match &self.0 {
             At::Small(small) => small.requirements(),
             At::Large(large) => large.requirements(),
-        }
-    }
-
-    /// The first token is the small model's to write or to defer, whichever model is the route's entry.
-    fn entry(&mut self, _request: &RequestView<'_>) -> Option<ModelIndex> {
-        match &self.0 {
-            At::Small(_) => None,
-            At::Large(large) => Some(large.small),
         }
     }
 

@@ -288,13 +288,6 @@ fn answers_do_not_depend_on_the_length_of_blocks() {
 }
 
 #[test]
-fn the_small_model_writes_first() {
-    let view = RequestView::new(1, 0, 0, 1, 9, &[5]);
-    assert_eq!(create(0, "{}").unwrap().entry(&view), None);
-    assert_eq!(create(1, "{}").unwrap().entry(&view), Some(0));
-}
-
-#[test]
 fn refuses_what_it_cannot_do() {
     let error = |settings: &str| create(0, settings).unwrap_err();
     assert_eq!(error(r#"{"threshold": 1.5}"#), "threshold is 1.5; set it to 0 or more and 1 or less");

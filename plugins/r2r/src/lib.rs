@@ -98,23 +98,16 @@ impl Policy for R2r {
 
     fn create(ctx: &Context<'_>, settings: &str) -> Result<Self, PolicyError> {
         let method = settings::method(settings)?;
-        let side = match ctx.side(Self::NAME)? {
-            Side::Large { small } if ctx.entry == small => At::Large,
-            Side::Small { large } if ctx.entry == ctx.model => match method {
+        // The large model never hands over by itself: it would write every answer alone.
+        let side = match ctx.side_from_small(Self::NAME)? {
+            Side::Large { .. } => At::Large,
+            Side::Small { large } => match method {
                 Method::Plain(rule) => At::Small { large, rule, net: None },
                 Method::Neural { rule, router, threshold } => {
                     let (rule, net) = with_router(ctx, rule, &router, threshold)?;
                     At::Small { large, rule, net: Some(net) }
                 }
             },
-            // The large model never hands over by itself: it would write every answer alone.
-            Side::Small { .. } | Side::Large { .. } => {
-                let small = ctx.models.iter().find(|m| m.role == "slm").map_or("", |m| &m.name);
-                return Err(PolicyError::new(format!(
-                    "entry of route `{}` must be its small model; set entry = \"{small}\"",
-                    ctx.route
-                )));
-            }
         };
         Ok(Self { side, states: PerRequest::new() })
     }

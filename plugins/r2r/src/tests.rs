@@ -245,7 +245,7 @@ fn refuses_another_entry_and_other_roles() {
     for roles in [["slm", "llm"], ["llm", "slm"]] {
         let entry = roles.iter().position(|&role| role == "llm").unwrap() as ModelIndex;
         let error = host.create(roles, entry, NEURAL).unwrap_err();
-        assert_eq!(error, "entry of route `r` must be its small model; set entry = \"m-slm\"");
+        assert_eq!(error, "r2r begins at model `m-slm`; set entry = \"m-slm\" in route `r`");
     }
     let error = host.create(["small", "llm"], 0, NEURAL).unwrap_err();
     assert!(error.starts_with("r2r needs exactly two models, with the roles \"slm\" and \"llm\""), "{error}");

@@ -58,7 +58,7 @@ impl Policy for RStitch {
         if !(0.0..=1.0).contains(&threshold) {
             return Err(PolicyError::new(format!("threshold is {threshold}; set it to 0 or more and 1 or less")));
         }
-        Ok(Self { side: ctx.side(Self::NAME)?, threshold })
+        Ok(Self { side: ctx.side_from_small(Self::NAME)?, threshold })
     }
 
     fn requirements(&self) -> Requirements {

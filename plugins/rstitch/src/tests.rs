@@ -4,8 +4,9 @@ use tokenrouter_plugin_api::{DecisionKind, ModelDescription, NoServices, SignalC
 fn create(model: ModelIndex, roles: &[&str], settings: &str) -> Result<RStitch, String> {
     let models: Vec<_> =
         roles.iter().map(|role| ModelDescription { name: format!("m-{role}"), role: role.to_string() }).collect();
+    let entry = roles.iter().position(|&role| role == "slm").unwrap_or(0) as ModelIndex;
     let context =
-        Context { route: "r", model, models: &models, entry: 0, vocab_size: 10, eos: &[], services: &NoServices };
+        Context { route: "r", model, models: &models, entry, vocab_size: 10, eos: &[], services: &NoServices };
     RStitch::create(&context, settings).map_err(|e| e.message)
 }
 

@@ -79,7 +79,12 @@ impl Policy for Verify {
                 "draft_tokens is {draft_tokens}; set it from 1 to {MAX_DRAFT_TOKENS}"
             )));
         }
-        Ok(Self { side: ctx.side(Self::NAME)?, draft_tokens, eos: ctx.eos.to_vec(), drafted: PerRequest::new() })
+        Ok(Self {
+            side: ctx.side_from_small(Self::NAME)?,
+            draft_tokens,
+            eos: ctx.eos.to_vec(),
+            drafted: PerRequest::new(),
+        })
     }
 
     fn route(&mut self, batch: &RouteBatch<'_>, out: &mut [Decision]) {

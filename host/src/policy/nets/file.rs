@@ -147,18 +147,19 @@ impl WeightsFile {
             return Err(format!("tensor `{name}` of {file} holds no floating-point numbers (f16, bf16, f32, f64)"));
         };
         let failed = |e: String| format!("tensor `{name}` of {file} cannot be read: {e}");
-        // The product cannot overflow: headers were checked against the size of the file.
-        let count: usize = tensor.shape.iter().product();
+        // A checkpoint may claim any shape: nothing is allocated before that many bytes have been read.
+        let length = tensor.shape.iter().try_fold(size, |product, &n| product.checked_mul(n));
+        let length = length.ok_or_else(|| failed(format!("shape {:?} is too large", tensor.shape)))?;
         let bytes = match (&mut self.source, &tensor.place) {
-            (Source::Safetensors(file), &Place::File(offset)) => read_at(file, offset, count * size).map_err(failed)?,
+            (Source::Safetensors(file), &Place::File(offset)) => read_at(file, offset, length).map_err(failed)?,
             (Source::Torch(checkpoint), Place::Storage(storage, first)) => {
                 let bytes = checkpoint.storage(storage).map_err(failed)?;
-                let part = first.checked_mul(size).and_then(|start| bytes.get(start..start.checked_add(count * size)?));
+                let part = first.checked_mul(size).and_then(|start| bytes.get(start..start.checked_add(length)?));
                 part.ok_or_else(|| failed("it lies beyond the end of its storage".into()))?.to_vec()
             }
             _ => return Err(failed("its place is of another kind of file".into())),
         };
-        let mut numbers = vec![0.0; count];
+        let mut numbers = vec![0.0; length / size];
         tensor.kind.convert(&bytes, &mut numbers);
         match numbers.iter().position(|n| !n.is_finite()) {
             Some(at) => {

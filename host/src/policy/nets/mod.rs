@@ -22,6 +22,8 @@ use crate::runner::net::{Net, Node, Op};
 const MOST_NODES: usize = 4096;
 /// Most inputs of a node.
 const MOST_INPUTS: usize = 64;
+/// Most numbers of a node's value: wider than any vocabulary.
+const WIDEST: usize = 1 << 22;
 /// Widest score.
 const WIDEST_SCORE: usize = 64;
 /// Farthest look back, in positions.
@@ -53,8 +55,10 @@ fn build(name: &str, net: &Description, file: &mut WeightsFile, model: &ModelInf
     if last as usize + 1 != nodes.len() {
         return Err("its last node is not its score".into());
     }
-    if let Some(unread) = (0..last).find(|&at| !nodes.iter().any(|node| node.inputs.contains(&at))) {
-        return Err(format!("the value of {} is not used", describe_op(&nodes[unread as usize])));
+    let mut read = vec![false; nodes.len()];
+    nodes.iter().flat_map(|node| &node.inputs).for_each(|&at| read[at as usize] = true);
+    if let Some(unread) = read[..last as usize].iter().position(|read| !read) {
+        return Err(format!("the value of {} is not used", describe_op(&nodes[unread])));
     }
     let net = Net { name: name.to_owned(), nodes };
     if net.width() > WIDEST_SCORE {
@@ -140,6 +144,7 @@ impl Builder<'_> {
                 self.norm(weight, width, inputs[0])?;
                 (Op::RmsNorm { weight: self.vector(weight, width)?, eps: positive(*eps)? }, width)
             }
+            // Each width is bounded, and so is their number: the sum cannot overflow.
             DescribedOp::Concat => (Op::Concat, inputs.iter().map(|&i| self.nodes[i as usize].width).sum()),
             DescribedOp::Add => {
                 if let Some(&other) = inputs.iter().find(|&&i| self.nodes[i as usize].width != width) {
@@ -160,8 +165,8 @@ impl Builder<'_> {
             }
             _ => return Err("is an operation unknown here".into()),
         };
-        if width == 0 {
-            return Err("has no numbers".into());
+        if !(1..=WIDEST).contains(&width) {
+            return Err(format!("its value has {width} numbers; the most is {WIDEST}"));
         }
         self.nodes.push(Node { op, inputs, width });
         Ok(self.nodes.len() as NodeIndex - 1)

@@ -196,3 +196,83 @@ fn damaged_checkpoints_do_not_panic() {
     }
     assert!(refused > 50, "only {refused} were noticed");
 }
+
+/// A checkpoint with this pickle and one storage of 16 bytes.
+fn checkpoint(directory: &Path, pickle: &[u8]) -> PathBuf {
+    use std::io::Write;
+    let path = directory.join("made.pt");
+    let mut archive = zip::ZipWriter::new(std::fs::File::create(&path).unwrap());
+    let stored = zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
+    for (name, bytes) in [("a/data.pkl", pickle), ("a/data/0", &[0u8; 16])] {
+        archive.start_file(name, stored).unwrap();
+        archive.write_all(bytes).unwrap();
+    }
+    archive.finish().unwrap();
+    path
+}
+
+/// `{name: tensor}` of f32, the shape and the length of the storage as they are claimed.
+fn tensor(length: i64, shape: &[i64], strides: &[i64]) -> Vec<u8> {
+    let long = |n: i64| [vec![0x8a, 8], n.to_le_bytes().to_vec()].concat();
+    let tuple = |items: &[i64]| [vec![b'('], items.iter().flat_map(|&n| long(n)).collect(), vec![b't']].concat();
+    let text = |t: &str| [vec![0x8c, t.len() as u8], t.as_bytes().to_vec()].concat();
+    let storage = [
+        vec![b'('],
+        text("storage"),
+        b"ctorch\nFloatStorage\n".to_vec(),
+        text("0"),
+        text("cpu"),
+        long(length),
+        b"tQ".to_vec(),
+    ];
+    [
+        b"\x80\x02}".to_vec(),
+        text("w"),
+        b"ctorch._utils\n_rebuild_tensor_v2\n(".to_vec(),
+        storage.concat(),
+        long(0),
+        tuple(shape),
+        tuple(strides),
+        b"tRs.".to_vec(),
+    ]
+    .concat()
+}
+
+#[test]
+fn claims_of_a_checkpoint_are_checked_before_memory_is_taken() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut honest = WeightsFile::open(&checkpoint(directory.path(), &tensor(4, &[2, 2], &[2, 1]))).unwrap();
+    assert_eq!(honest.read("w"), Ok(vec![0.0; 4]));
+    for (length, shape, strides) in [
+        (1 << 62, vec![1 << 62], vec![1]),
+        (i64::MAX, vec![1 << 61, 2], vec![2, 1]),
+        (100, vec![25, 4], vec![4, 1]),
+        (4, vec![0, 1 << 40, 1 << 40], vec![1 << 40, 1 << 40, 1]),
+        (4, vec![4, 4], vec![0, 1]),
+        (-1, vec![4], vec![1]),
+    ] {
+        let path = checkpoint(directory.path(), &tensor(length, &shape, &strides));
+        let read = WeightsFile::open(&path).and_then(|mut file| file.read("w"));
+        assert!(matches!(&read, Err(_) | Ok(_) if read.as_ref().map_or(true, Vec::is_empty)), "{shape:?}: {read:?}");
+    }
+}
+
+#[test]
+fn shared_values_do_not_multiply() {
+    let directory = tempfile::tempdir().unwrap();
+    // {"state_dict": {}, "x": a list of a long text, ten thousand times the same}
+    let mut pickle = b"\x80\x02}(\x8c\nstate_dict}\x8c\x01x](".to_vec();
+    pickle.extend([vec![b'X'], 100_000u32.to_le_bytes().to_vec(), vec![b'a'; 100_000], b"q\x00".to_vec()].concat());
+    pickle.extend(b"h\x00".repeat(10_000));
+    pickle.extend(b"eu.");
+    let error = WeightsFile::open(&checkpoint(directory.path(), &pickle)).err().unwrap();
+    assert!(error.contains("its metadata would have more than 4194304 bytes"), "{error}");
+    // Each list holds the one before it twice.
+    let mut pickle = b"\x80\x02}(\x8c\nstate_dict}\x8c\x01x]q\x00".to_vec();
+    for i in 0..40u8 {
+        pickle.extend([b'0', b']', b'(', b'h', i, b'h', i, b'e', b'q', i + 1]);
+    }
+    pickle.extend(b"u.");
+    let error = WeightsFile::open(&checkpoint(directory.path(), &pickle)).err().unwrap();
+    assert!(error.contains("its metadata"), "{error}");
+}

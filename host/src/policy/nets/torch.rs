@@ -14,8 +14,8 @@ use super::pickle::{self, Pickle, Ref, Value};
 
 /// Larger pickles are refused; one of a checkpoint has some kilobytes.
 const MAX_PICKLE: u64 = 64 << 20;
-/// Most values of the metadata, each shared one counted as often as it is used.
-const MOST_METADATA: usize = 100_000;
+/// Most bytes of the metadata as JSON, about; each shared value counts as often as it is used.
+const MOST_METADATA: usize = 4 << 20;
 /// Deepest nesting of the metadata.
 const DEEPEST_METADATA: usize = 32;
 /// The entry of a checkpoint that nests its tensors.
@@ -165,11 +165,11 @@ fn indices(pickle: &Pickle, at: Ref) -> Result<Vec<usize>, String> {
 }
 
 fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
-    let mut step = 1;
+    let mut step = 1usize;
     shape.len() == strides.len()
         && shape.iter().zip(strides).rev().all(|(&n, &stride)| {
             let fits = n <= 1 || stride == step;
-            step *= n.max(1);
+            step = step.saturating_mul(n.max(1));
             fits
         })
 }
@@ -194,7 +194,10 @@ fn object(
     let mut map = Map::new();
     for &(key, value) in entries {
         let name = match pickle.get(key) {
-            Value::Text(name) => name.clone(),
+            Value::Text(name) => {
+                spend(budget, name.len())?;
+                name.clone()
+            }
             Value::Int(number) => number.to_string(),
             _ => return Err("a key of its metadata is neither a text nor a whole number".into()),
         };
@@ -203,9 +206,16 @@ fn object(
     Ok(map)
 }
 
+/// Pickles share values: what is small there can be endless when it is written out.
+fn spend(budget: &mut usize, bytes: usize) -> Result<(), String> {
+    let left = budget.checked_sub(bytes);
+    *budget = left.ok_or_else(|| format!("its metadata would have more than {MOST_METADATA} bytes as JSON"))?;
+    Ok(())
+}
+
 /// A value as JSON. What JSON cannot say (a tensor, a class) is the text of its name.
 fn json(pickle: &Pickle, at: Ref, depth: usize, budget: &mut usize) -> Result<Json, String> {
-    *budget = budget.checked_sub(1).ok_or_else(|| format!("its metadata has more than {MOST_METADATA} values"))?;
+    spend(budget, 16)?;
     if depth > DEEPEST_METADATA {
         return Err(format!("its metadata is nested deeper than {DEEPEST_METADATA}"));
     }
@@ -214,13 +224,22 @@ fn json(pickle: &Pickle, at: Ref, depth: usize, budget: &mut usize) -> Result<Js
         Value::Bool(value) => Json::Bool(*value),
         Value::Int(value) => Json::Number((*value).into()),
         Value::Float(value) => Number::from_f64(*value).map_or_else(|| Json::String(value.to_string()), Json::Number),
-        Value::Text(text) => Json::String(text.clone()),
-        Value::Bytes(bytes) => Json::String(String::from_utf8_lossy(bytes).into_owned()),
+        Value::Text(text) => {
+            spend(budget, text.len())?;
+            Json::String(text.clone())
+        }
+        Value::Bytes(bytes) => {
+            spend(budget, bytes.len())?;
+            Json::String(String::from_utf8_lossy(bytes).into_owned())
+        }
         Value::List(items) | Value::Tuple(items) => {
             Json::Array(items.iter().map(|&item| json(pickle, item, depth + 1, budget)).collect::<Result<_, _>>()?)
         }
         Value::Dict(entries) => Json::Object(object(pickle, entries, depth, budget)?),
-        Value::Global(name) => Json::String(name.clone()),
+        Value::Global(name) => {
+            spend(budget, name.len())?;
+            Json::String(name.clone())
+        }
         Value::Persistent(_) => Json::String("a storage".into()),
         Value::Call { function, .. } => json(pickle, *function, depth + 1, budget)?,
     })
