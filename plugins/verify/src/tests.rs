@@ -13,7 +13,8 @@ fn create(model: ModelIndex, roles: &[&str], settings: &str) -> Result<Verify, S
         roles.iter().map(|role| ModelDescription { name: format!("m-{role}"), role: role.to_string() }).collect();
     let eos = if roles[model as usize] == "slm" { SMALL_EOS } else { LARGE_EOS };
     let services = &NoServices;
-    let context = Context { route: "r", model, models: &models, entry: 0, vocab_size: 10, eos, services };
+    let entry = roles.iter().position(|&role| role == "slm").unwrap_or(0) as ModelIndex;
+    let context = Context { route: "r", model, models: &models, entry, vocab_size: 10, eos, services };
     Verify::create(&context, settings).map_err(|e| e.message)
 }
 

@@ -253,7 +253,8 @@ fn claims_of_a_checkpoint_are_checked_before_memory_is_taken() {
     ] {
         let path = checkpoint(directory.path(), &tensor(length, &shape, &strides));
         let read = WeightsFile::open(&path).and_then(|mut file| file.read("w"));
-        assert!(matches!(&read, Err(_) | Ok(_) if read.as_ref().map_or(true, Vec::is_empty)), "{shape:?}: {read:?}");
+        // A tensor without numbers may have any other sizes.
+        assert!(!read.as_ref().is_ok_and(|n| !n.is_empty()), "{shape:?}: {read:?}");
     }
 }
 
