@@ -19,28 +19,32 @@ fn signals() -> (Columns, SignalRequest) {
     (columns, SignalRequest { scalars: SignalSet::ENTROPY, top_k: VOCAB, token_logits: Vec::new() })
 }
 
+/// Call `tell` with an evaluation of request 1 at position 0.
+fn with_evaluation(tell: impl FnOnce(Evaluation<'_>)) {
+    let (columns, computed) = signals();
+    tell(Evaluation {
+        request: 1,
+        route: RouteId(0),
+        model: ModelId(0),
+        position: 0,
+        candidate: 1,
+        logprob: -1.0,
+        draft: None,
+        decision: Decision::STAY,
+        requirements: &Requirements::default(),
+        nets: &[],
+        columns: &columns,
+        computed: &computed,
+        row: 0,
+        hidden: &[1.0],
+    });
+}
+
 /// Tell `observer` of `count` evaluations of request `id`.
 fn evaluate(observer: &dyn Observer, id: RequestId, count: u32) {
-    let (columns, computed) = signals();
-    let requirements = Requirements::default();
-    for position in 0..count {
-        observer.evaluated(&Evaluation {
-            request: id,
-            route: RouteId(0),
-            model: ModelId(0),
-            position,
-            candidate: 1,
-            logprob: -1.0,
-            draft: None,
-            decision: Decision::STAY,
-            requirements: &requirements,
-            nets: &[],
-            columns: &columns,
-            computed: &computed,
-            row: 0,
-            hidden: &[1.0],
-        });
-    }
+    with_evaluation(|one| {
+        (0..count).for_each(|position| observer.evaluated(&Evaluation { request: id, position, ..one }));
+    });
 }
 
 fn serve(recording: &Recording, requests: u64) {
@@ -135,30 +139,14 @@ fn a_full_channel_drops_and_counts() {
 #[test]
 fn a_runner_that_gives_too_little_is_noticed() {
     let (recorder, _receiver) = stuck();
-    let (columns, computed) = signals();
-    let requirements = Requirements::default();
-    let whole = Evaluation {
-        request: 1,
-        route: RouteId(0),
-        model: ModelId(0),
-        position: 0,
-        candidate: 1,
-        logprob: -1.0,
-        draft: None,
-        decision: Decision::STAY,
-        requirements: &requirements,
-        nets: &[],
-        columns: &columns,
-        computed: &computed,
-        row: 0,
-        hidden: &[1.0],
-    };
-    recorder.evaluated(&whole);
-    assert_eq!(recorder.status.dropped_rows(), 0);
-    recorder.evaluated(&Evaluation { hidden: &[], ..whole });
-    recorder.evaluated(&Evaluation { computed: &SignalRequest { top_k: 3, ..computed.clone() }, ..whole });
-    recorder.evaluated(&Evaluation { row: 1, ..whole });
-    assert_eq!(recorder.status.dropped_rows(), 3);
+    with_evaluation(|whole| {
+        recorder.evaluated(&whole);
+        assert_eq!(recorder.status.dropped_rows(), 0);
+        recorder.evaluated(&Evaluation { hidden: &[], ..whole });
+        recorder.evaluated(&Evaluation { computed: &SignalRequest { top_k: 3, ..whole.computed.clone() }, ..whole });
+        recorder.evaluated(&Evaluation { row: 1, ..whole });
+        assert_eq!(recorder.status.dropped_rows(), 3);
+    });
 }
 
 #[test]
