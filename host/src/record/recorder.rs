@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crossbeam_channel::{Sender, TrySendError};
-use tokenrouter_plugin_api::DecisionKind;
 use tokenrouter_plugin_api::random::uniform;
+use tokenrouter_plugin_api::{DecisionKind, SignalSet};
 
 use super::columns::{Columns, Row, Shape};
 use super::manifest::{Manifest, Route, Settings};
@@ -159,7 +159,7 @@ impl Observer for Recorder {
         if self.status.stopped() {
             return Wanted::default();
         }
-        Wanted { top_k: self.settings.top_k, hidden: self.settings.hidden }
+        Wanted { scalars: SignalSet::ALL, top_k: self.settings.top_k, hidden: self.settings.hidden }
     }
 
     fn submitted(&self, id: RequestId, new: &NewRequest) {

@@ -80,8 +80,9 @@ impl SubServer {
             }
         }
         if let Some(observer) = &self.observer {
-            request.scalars = SignalSet::ALL;
-            request.top_k = request.top_k.max(observer.wanted().top_k.min(self.runner.info().vocab_size));
+            let wanted = observer.wanted();
+            request.scalars = request.scalars | wanted.scalars;
+            request.top_k = request.top_k.max(wanted.top_k.min(self.runner.info().vocab_size));
         }
         request
     }

@@ -196,7 +196,7 @@ fn a_disk_that_fails_stops_the_recording_alone() {
         let setup = setup(directory.path(), settings(1 << 30, shard_rows), 1, vec![route("r", &[0], true)]);
         let recording = Recording::start(setup).unwrap();
         let observer = recording.observer();
-        assert_eq!(observer.wanted(), Wanted { top_k: 100, hidden: true });
+        assert_eq!(observer.wanted(), Wanted { scalars: SignalSet::ALL, top_k: 100, hidden: true });
         std::fs::remove_dir_all(recording.directory()).unwrap();
         serve(&recording, 10);
         wait_for(|| observer.wanted() == Wanted::default());
