@@ -32,8 +32,9 @@ pub struct Evaluation<'a> {
     pub logprob: f32,
     /// The provisional token at this position, on a verifying visit.
     pub draft: Option<TokenId>,
-    /// What the policy answered; `Stay` where none was asked.
-    pub decision: Decision,
+    /// What the policy answered, `Stay` for one that has failed. `None` where nobody was asked: at a model
+    /// alone, and for the last token of a budget.
+    pub decision: Option<Decision>,
     /// What the route asks for at this model.
     pub requirements: &'a Requirements,
     /// The runner's ids of the nets in `requirements`.

@@ -165,7 +165,7 @@ fn every_token_has_its_evaluation() {
         evaluations.entry((row.request, row.model, row.position)).or_default().push(row);
     }
     evaluations.values_mut().for_each(|rows| rows.sort_by_key(|row| row.time_us));
-    let mut decisions = [0; 4];
+    let mut decisions = [0; 5];
     for (id, (route, tokens, handoffs)) in &answers {
         let Some(line) = lines.get(id) else {
             assert_eq!(*route, 4);
@@ -176,7 +176,10 @@ fn every_token_has_its_evaluation() {
         assert_eq!((line.token_ids.as_ref(), &line.writers), (Some(&ids), &writers));
         assert_eq!((line.route, line.end.as_str(), line.handoffs), (*route, "length", Some(*handoffs)));
         assert_eq!(line.prompt_ids.as_ref().map(Vec::len), Some(3));
+        let mut in_a_row = 0;
         for (position, token) in (0..).zip(tokens) {
+            let goes_on = position > 0 && writers[position as usize - 1] == token.model.0;
+            in_a_row = if goes_on { in_a_row + 1 } else { 1 };
             let of = |model: usize| evaluations.get(&(*id as i64, model, position)).map_or(&[][..], Vec::as_slice);
             let by_writer = of(token.model.index());
             // Only drafts that were rejected are evaluated again.
@@ -193,11 +196,14 @@ fn every_token_has_its_evaluation() {
                     assert!(of(2).iter().any(verified) || position + 4 > tokens.len() as i32, "{position}");
                 }
                 2 => {}
-                _ => assert_eq!(kept.decision, 0, "{kept:?}"),
+                // The second token of each visit goes back unasked.
+                0 if token.model.0 == 2 => assert_eq!(kept.decision, [4, 0][in_a_row % 2], "{kept:?}"),
+                0 => assert_eq!(kept.decision, 0, "{kept:?}"),
+                _ => assert_eq!(kept.decision, 4, "{kept:?}"),
             }
         }
     }
-    assert!(decisions[..3].iter().all(|&count| count > 0), "{decisions:?}");
+    assert!([0, 1, 2, 4].iter().all(|&code| decisions[code] > 0), "{decisions:?}");
     assert!(evaluations.values().flatten().any(|row| row.decision == 3));
     assert!(matches!(lines[&cancelled].end.as_str(), "cancelled"), "{:?}", lines[&cancelled]);
     assert_eq!(lines.len(), 26);

@@ -30,7 +30,7 @@ fn with_evaluation(tell: impl FnOnce(Evaluation<'_>)) {
         candidate: 1,
         logprob: -1.0,
         draft: None,
-        decision: Decision::STAY,
+        decision: Some(Decision::STAY),
         requirements: &Requirements::default(),
         nets: &[],
         columns: &columns,
