@@ -252,7 +252,7 @@ impl Writer {
             return Err(MAX_BYTES.into());
         }
         let (path, new) = (self.run.join("manifest.json"), self.run.join("manifest.json.new"));
-        let replaced = directory::write(&new, &text).and_then(|()| std::fs::rename(&new, &path));
+        let replaced = directory::write(&new, &text).and_then(|()| directory::replace(&new, &path));
         replaced.map_err(|e| format!("{} cannot be written: {e}", path.display()))?;
         self.manifest_bytes = bytes;
         Ok(())
