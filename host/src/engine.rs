@@ -1,5 +1,7 @@
 //! The engine: loaded models, each with its sub-server and thread, and the routes over them.
 
+mod checked;
+
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -8,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub use checked::CheckedNets;
 use crossbeam_channel::Sender;
 use tokenrouter_plugin_api::net::{self, WeightsInfo};
 use tokenrouter_plugin_api::{Context, LogLevel, ModelDescription, Services};
@@ -602,13 +605,19 @@ fn shared_vocabulary(route: &RouteSetup, infos: &[ModelInfo]) -> u32 {
 
 /// Make every policy instance of `route` once, and its nets, without a runner: whatever [`Engine::start`]
 /// would refuse in a route is refused here, before any model is loaded. `texts` and `infos` are by model;
-/// of the latter, pools and sizes in bytes do not matter.
-pub fn check_route(route: &RouteSetup, texts: &[Arc<dyn TokenText>], infos: &[ModelInfo]) -> Result<(), StartError> {
+/// of the latter, pools and sizes in bytes do not matter. Nets in `checked` are good already; others join them.
+pub fn check_route(
+    route: &RouteSetup,
+    texts: &[Arc<dyn TokenText>],
+    infos: &[ModelInfo],
+    checked: &mut CheckedNets,
+) -> Result<(), StartError> {
     describe(route, infos)?;
     for (index, (text, info)) in texts.iter().zip(infos).enumerate() {
-        let Some(made) = make(route, ModelId(index as u32), &**text, infos)? else { continue };
+        let model = ModelId(index as u32);
+        let Some(made) = make(route, model, &**text, infos)? else { continue };
         for net in &made.policy.requirements().nets {
-            nets::load(route.policy.name(), net, &route.directory, info).map_err(|message| StartError::Policy {
+            checked.check(route, net, model, info).map_err(|message| StartError::Policy {
                 route: route.name.clone(),
                 model: info.name.clone(),
                 message,

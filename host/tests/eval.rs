@@ -158,6 +158,34 @@ fn goes_on_after_an_interruption() {
     assert_eq!(results(&broken)[0]["questions"], 2);
 }
 
+/// A router may be trained anew in its place.
+#[test]
+fn answers_of_another_router_are_not_taken_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let parts = ["router.safetensors", "router.json"];
+    for part in parts {
+        std::fs::copy(root().join("models/demo/routers/r2r").join(part), file(part)).unwrap();
+    }
+    // This evaluation ends once the file of kept answers is made.
+    let question = "again ".repeat(3000);
+    std::fs::write(file("d.jsonl"), format!("{{\"question\": \"{question}\", \"answer\": 1}}\n")).unwrap();
+    let (router, dataset, output) = (format!("router={}", file(parts[0])), file("d.jsonl"), file("o.json"));
+    let arguments = ["--route", "r2r", "--sweep", &router, "--dataset", &dataset, "--output", &output];
+    let run = |more: &[&str]| text(&eval(&[&arguments[..], more].concat()).output().unwrap().stderr);
+    let begun = "d.jsonl:1: This model's maximum context length is";
+    for part in parts {
+        let first = run(&["--restart"]);
+        assert!(first.contains(begun), "{first}");
+        let second = run(&[]);
+        assert!(second.contains(begun), "{second}");
+        let router = std::fs::File::options().append(true).open(file(part)).unwrap();
+        router.set_modified(std::time::SystemTime::now() + Duration::from_secs(60)).unwrap();
+        let changed = run(&[]);
+        assert!(changed.contains("is of another evaluation"), "{part}: {changed}");
+    }
+}
+
 #[test]
 fn a_setting_for_a_share() {
     let target = ["--route", "rstitch", "--limit", "10", "--target-share", "0.15", "--tolerance", "0.02"];

@@ -56,7 +56,7 @@ impl Observer for Accepted {
             return;
         }
         let mut visit = self.visit.lock().expect("not poisoned");
-        visit.1 |= e.decision.kind() != Some(DecisionKind::Accept);
+        visit.1 |= e.decision.and_then(|d| d.kind()) != Some(DecisionKind::Accept);
         visit.0 += usize::from(!visit.1);
         // The last row of a verification has no draft.
         if e.draft.is_none() {

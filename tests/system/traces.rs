@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokenrouter::engine::Engine;
 use tokenrouter::request::{Event, FinishReason, ModelId, NewRequest, RequestId, SamplingParams, TokenId};
 use tokenrouter::subserver::observe::{Evaluation, Observer, Wanted};
+use tokenrouter_plugin_api::SignalSet;
 
 use crate::demo::{Answer, MODELS, Route, Setup, answers, engine, me, observed, pair, root};
 
@@ -98,7 +99,7 @@ struct Watch(Mutex<BTreeMap<RequestId, BTreeMap<Place, Seen>>>);
 
 impl Observer for Watch {
     fn wanted(&self) -> Wanted {
-        Wanted { top_k: TOP as u32, hidden: false }
+        Wanted { scalars: SignalSet::ALL, top_k: TOP as u32, hidden: false }
     }
 
     fn evaluated(&self, e: &Evaluation<'_>) {

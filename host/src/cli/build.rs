@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::output::Failure;
 use super::plan::{self, MemoryPlan, ModelPlan};
@@ -10,7 +10,7 @@ use super::progress::Progress;
 use super::select::Selection;
 use crate::api::SamplingDefaults;
 use crate::config::{self, Config, Device, HubCache, RouteConfig};
-use crate::engine::{Engine, ModelSetup, RouteSetup, StartError, TokenText, check_route};
+use crate::engine::{CheckedNets, Engine, ModelSetup, RouteSetup, StartError, TokenText, check_route};
 use crate::policy::native::{self, NativePlugin};
 use crate::policy::{PolicyFactory, validate_settings};
 use crate::request::{ModelId, TokenId};
@@ -41,6 +41,8 @@ pub struct Prepared {
     infos: Vec<ModelInfo>,
     /// By model: tokens that it never samples.
     masked: Vec<Vec<TokenId>>,
+    /// Of all routes that were checked.
+    nets: Mutex<CheckedNets>,
 }
 
 /// Find and check all that the selection names, except for the weights.
@@ -56,6 +58,7 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
         excluded: Vec::new(),
         infos: Vec::new(),
         masked: Vec::new(),
+        nets: Mutex::default(),
         noise_keys,
         config,
     };
@@ -228,7 +231,17 @@ impl Prepared {
     /// Refuse what the engine would refuse in `route`, before any weights are loaded.
     pub fn check(&self, route: &RouteSetup) -> Result<(), Failure> {
         let texts: Vec<Arc<dyn TokenText>> = self.texts.iter().map(|text| text.clone() as Arc<dyn TokenText>).collect();
-        check_route(route, &texts, &self.infos).map_err(|error| self.start_failure(&error))
+        check_route(route, &texts, &self.infos, &mut self.nets()).map_err(|error| self.start_failure(&error))
+    }
+
+    /// Files with the weights of the routers of all routes that were checked, each once.
+    pub fn router_weights(&self) -> Vec<PathBuf> {
+        self.nets().weights()
+    }
+
+    /// Nets join the list only when they are found good, so a panic elsewhere cannot spoil it.
+    fn nets(&self) -> MutexGuard<'_, CheckedNets> {
+        self.nets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn start_failure(&self, error: &StartError) -> Failure {

@@ -10,6 +10,8 @@ const DEFAULT_MAX_BYTES: u64 = 1 << 30;
 /// Room for the manifest and for something to describe.
 const LEAST_BYTES: u64 = 1 << 20;
 const DEFAULT_SHARD_ROWS: u32 = 65536;
+/// The manifest, which grows by an entry a shard, is written anew after each.
+const LEAST_SHARD_ROWS: i64 = 1024;
 
 /// `[record]`
 #[derive(Clone, Debug, PartialEq)]
@@ -48,7 +50,7 @@ pub(super) fn record(field: &Field, known: &[&str]) -> Result<RecordConfig, Faul
         None => DEFAULT_MAX_BYTES,
     };
     let shard_rows = match section.take("shard_rows") {
-        Some(field) => field.integer(1..=1 << 24)? as u32,
+        Some(field) => field.integer(LEAST_SHARD_ROWS..=1 << 24)? as u32,
         None => DEFAULT_SHARD_ROWS,
     };
     let hidden = section.take("hidden").map(|f| f.boolean()).transpose()?.unwrap_or(false);

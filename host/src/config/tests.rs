@@ -75,7 +75,7 @@ models = ["large", "small"]
 [record]
 directory = "recordings/a"
 max_bytes = "2MiB"
-shard_rows = 9
+shard_rows = 1024
 hidden = true
 top_k = 100
 routes = ["q", "large"]
@@ -108,7 +108,7 @@ requests = true
     assert_eq!((route.entry, route.on_error, route.settings.to_string()), (0, OnError::StayLocal, "{}".into()));
     let record = config.record.unwrap();
     assert_eq!((record.directory.to_str(), record.origin), (Some("recordings/a"), Origin::Line(39)));
-    assert_eq!((record.max_bytes, record.shard_rows, record.top_k), (2 << 20, 9, 100));
+    assert_eq!((record.max_bytes, record.shard_rows, record.top_k), (2 << 20, 1024, 100));
     assert_eq!((record.hidden, record.requests, record.sample), (true, true, 0.25));
     assert_eq!(record.routes, Some(vec!["q".into(), "large".into()]));
 }
@@ -279,7 +279,7 @@ fn messages_about_recording() {
             "record.max_bytes = \"5\": must be a size with its unit, for example \"512MiB\" or \"2GiB\"",
         ),
         ("max_bytes = '5KiB'", "record.max_bytes = \"5KiB\": must be at least 1MiB"),
-        ("shard_rows = 0", "record.shard_rows = 0: must be from 1 to 16777216"),
+        ("shard_rows = 1023", "record.shard_rows = 1023: must be from 1024 to 16777216"),
         ("hidden = 1", "record.hidden = 1: must be true or false, not an integer"),
         ("top_k = -1", "record.top_k = -1: must be from 0 to 65536"),
         ("routes = []", "record.routes = []: must name at least one route; leave it out to record all"),

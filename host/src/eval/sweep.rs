@@ -44,7 +44,7 @@ impl Sweep {
 }
 
 /// `settings` with each combination of the sweeps' values, the last sweep changing fastest. Each comes
-/// with what was set, such as `threshold=0.03`; without sweeps that is empty.
+/// with what was set, such as `threshold=0.03`, which no other has; without sweeps that is empty.
 pub fn combinations(settings: &Value, sweeps: &[Sweep]) -> Result<Vec<(String, Value)>, String> {
     let mut points = vec![(String::new(), settings.clone())];
     for sweep in sweeps {
@@ -59,7 +59,11 @@ pub fn combinations(settings: &Value, sweeps: &[Sweep]) -> Result<Vec<(String, V
         }
         points = next;
     }
-    Ok(points)
+    let mut seen = HashSet::new();
+    match points.iter().find(|(label, _)| !seen.insert(label)) {
+        Some((label, _)) => Err(format!("two points would be called `{label}`; give other values")),
+        None => Ok(points),
+    }
 }
 
 /// Put `value` at `setting`, making the tables on the way that are missing.
@@ -195,6 +199,9 @@ mod tests {
         assert_eq!(labels[..2], ["weights.b=1,threshold=3", "weights.b=1,threshold=4"]);
         assert_eq!(points.len(), 4);
         assert_eq!(points[3].1, json!({"threshold": 4, "weights": {"a": 0.1, "b": 2}}));
+        let sweeps = [Sweep::parse("a=['1,b=2', 1]").unwrap(), Sweep::parse("b=[3, '2,b=3']").unwrap()];
+        let error = combinations(&base, &sweeps).unwrap_err();
+        assert_eq!(error, "two points would be called `a=1,b=2,b=3`; give other values");
         let error = combinations(&base, &[Sweep::parse("threshold.x=1").unwrap()]).unwrap_err();
         assert_eq!(error, "setting `threshold.x`: `x` cannot be set in 1, which is not a table");
     }

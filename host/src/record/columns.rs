@@ -24,7 +24,11 @@ pub const FIXED: [FixedColumn; 16] = [
     fixed("position", Dtype::I32, "index of the candidate among the generated tokens"),
     fixed("candidate", Dtype::I32, "token id that the model sampled"),
     fixed("draft", Dtype::I32, "token id of the provisional token being verified here; -1: none"),
-    fixed("decision", Dtype::U8, "what the policy answered: 0 stay, 1 draft, 2 to, 3 accept; 255: no known answer"),
+    fixed(
+        "decision",
+        Dtype::U8,
+        "what the policy answered: 0 stay, 1 draft, 2 to, 3 accept; 4: nobody was asked; 255: no known answer",
+    ),
     fixed("decision_model", Dtype::I32, "the model that takes over, an index into `models`; -1: none"),
     fixed("replacement", Dtype::I32, "token id that the policy put in the candidate's place; -1: none"),
     fixed("logprob", Dtype::F32, "natural logarithm of the candidate's probability"),

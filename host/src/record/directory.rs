@@ -1,7 +1,7 @@
 //! The directory of a recording: one subdirectory a run.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -21,8 +21,8 @@ pub fn inspect(directory: &Path) -> Result<Contents, String> {
     let mut contents = Contents::default();
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(contents),
-        Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => return Err(format!("{shown} is not a directory")),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(contents),
+        Err(e) if e.kind() == ErrorKind::NotADirectory => return Err(format!("{shown} is not a directory")),
         Err(e) => return Err(unreadable(e)),
     };
     for entry in entries {
@@ -76,7 +76,7 @@ impl Claimed {
     /// Make the directory of the next run.
     pub fn make_run(&self) -> Result<PathBuf, String> {
         let run = self.path.join(format!("run-{:05}", self.contents.next_run));
-        let made = DirBuilder::new().mode(0o700).create(&run);
+        let made = DirBuilder::new().mode(0o700).create(&run).and_then(|()| sync(&self.path));
         made.map_err(|e| format!("{} cannot be made: {e}", run.display()))?;
         Ok(run)
     }
@@ -87,6 +87,22 @@ pub fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     file.write_all(bytes)?;
     file.sync_all()
+}
+
+/// Put `from` in the place of `to`, which has the same directory, on the disk itself. Files that were
+/// written there before are there for good, too.
+pub fn replace(from: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::rename(from, to)?;
+    to.parent().map_or(Ok(()), sync)
+}
+
+/// Write which files `directory` has to the disk itself.
+fn sync(directory: &Path) -> std::io::Result<()> {
+    match File::open(directory)?.sync_all() {
+        // File systems without such a call keep their directories by themselves.
+        Err(e) if matches!(e.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(()),
+        synced => synced,
+    }
 }
 
 #[cfg(test)]
@@ -101,7 +117,9 @@ mod tests {
         let claimed = claim(&at).unwrap();
         let run = claimed.make_run().unwrap();
         assert!(run.ends_with("run-00000"));
-        write(&run.join("f"), &[1; 10]).unwrap();
+        write(&run.join("new"), &[1; 10]).unwrap();
+        write(&run.join("f"), &[2; 5]).unwrap();
+        replace(&run.join("new"), &run.join("f")).unwrap();
         assert!(claim(&at).err().unwrap().contains("another server records into"));
         drop(claimed);
         std::fs::create_dir(at.join("run-00007")).unwrap();

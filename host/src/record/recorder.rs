@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crossbeam_channel::{Sender, TrySendError};
-use tokenrouter_plugin_api::DecisionKind;
 use tokenrouter_plugin_api::random::uniform;
+use tokenrouter_plugin_api::{DecisionKind, SignalSet};
 
 use super::columns::{Columns, Row, Shape};
 use super::manifest::{Manifest, Route, Settings};
@@ -159,7 +159,7 @@ impl Observer for Recorder {
         if self.status.stopped() {
             return Wanted::default();
         }
-        Wanted { top_k: self.settings.top_k, hidden: self.settings.hidden }
+        Wanted { scalars: SignalSet::ALL, top_k: self.settings.top_k, hidden: self.settings.hidden }
     }
 
     fn submitted(&self, id: RequestId, new: &NewRequest) {
@@ -190,12 +190,13 @@ impl Observer for Recorder {
             return self.status.drop_rows(1);
         }
         let scalar = |column: &[f32]| column.get(row).copied().unwrap_or(f32::NAN);
-        let (decision, decision_model) = match evaluation.decision.kind() {
-            Some(DecisionKind::Stay) => (0, None),
-            Some(DecisionKind::Draft) => (1, None),
-            Some(DecisionKind::To(to)) => (2, of.models.get(to as usize).copied()),
-            Some(DecisionKind::Accept) => (3, None),
-            None => (u8::MAX, None),
+        let (decision, decision_model) = match evaluation.decision.map(|decision| decision.kind()) {
+            Some(Some(DecisionKind::Stay)) => (0, None),
+            Some(Some(DecisionKind::Draft)) => (1, None),
+            Some(Some(DecisionKind::To(to))) => (2, of.models.get(to as usize).copied()),
+            Some(Some(DecisionKind::Accept)) => (3, None),
+            None => (4, None),
+            Some(None) => (u8::MAX, None),
         };
         slot.gather_own(evaluation);
         let Slot { batch, names, own, shape, .. } = &mut *slot;
@@ -206,7 +207,7 @@ impl Observer for Recorder {
             draft: evaluation.draft,
             decision,
             decision_model,
-            replacement: evaluation.decision.replacement(),
+            replacement: evaluation.decision.and_then(|decision| decision.replacement()),
             logprob: evaluation.logprob,
             scalars: [
                 scalar(&columns.entropy),

@@ -70,7 +70,7 @@ pub struct Writer {
     /// Of the manifest on disk.
     manifest_bytes: u64,
     shapes: Vec<Shape>,
-    /// By model: rows that are not on disk yet.
+    /// By model: rows that are not on disk yet. Empty once the disk has failed.
     pending: Vec<Columns>,
     lines: Vec<u8>,
     line_count: u64,
@@ -134,6 +134,9 @@ impl Writer {
         let Some(pending) = self.pending.get(model.index()).filter(|_| !self.status.stopped()) else { return };
         if pending.rows() + more.rows() > self.manifest.settings.shard_rows as usize {
             self.cut();
+            if self.status.stopped() {
+                return self.status.drop_rows(more.rows());
+            }
         }
         if !self.have_room(Some((model, more)), 0) {
             return self.stop_full();
@@ -249,7 +252,7 @@ impl Writer {
             return Err(MAX_BYTES.into());
         }
         let (path, new) = (self.run.join("manifest.json"), self.run.join("manifest.json.new"));
-        let replaced = directory::write(&new, &text).and_then(|()| std::fs::rename(&new, &path));
+        let replaced = directory::write(&new, &text).and_then(|()| directory::replace(&new, &path));
         replaced.map_err(|e| format!("{} cannot be written: {e}", path.display()))?;
         self.manifest_bytes = bytes;
         Ok(())

@@ -1,15 +1,17 @@
 //! Watching evaluations: for recording what a router's trainer needs, and for tests.
 
-use tokenrouter_plugin_api::{Decision, Requirements};
+use tokenrouter_plugin_api::{Decision, Requirements, SignalSet};
 
 use super::own_signals::OwnSignals;
 use crate::request::{Event, ModelId, NewRequest, RequestId, RouteId, SignalName, TokenId};
 use crate::runner::net::NetId;
 use crate::runner::{Columns, SignalRequest};
 
-/// What an observer wants computed besides what policies ask for.
+/// What an observer wants computed besides what policies ask for. It is asked before each forward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
+    /// Scalar signals.
+    pub scalars: SignalSet,
     /// Largest raw logits a row; clipped to the vocabulary.
     pub top_k: u32,
     /// Whether to give last hidden states.
@@ -30,13 +32,14 @@ pub struct Evaluation<'a> {
     pub logprob: f32,
     /// The provisional token at this position, on a verifying visit.
     pub draft: Option<TokenId>,
-    /// What the policy answered; `Stay` where none was asked.
-    pub decision: Decision,
+    /// What the policy answered, `Stay` for one that has failed. `None` where nobody was asked: at a model
+    /// alone, and for the last token of a budget.
+    pub decision: Option<Decision>,
     /// What the route asks for at this model.
     pub requirements: &'a Requirements,
     /// The runner's ids of the nets in `requirements`.
     pub nets: &'a [NetId],
-    /// Signals of the whole forward; all scalars are there.
+    /// Signals of the whole forward.
     pub columns: &'a Columns,
     /// What `columns` were computed for.
     pub computed: &'a SignalRequest,
@@ -53,7 +56,7 @@ impl<'a> Evaluation<'a> {
         OwnSignals { requirements, nets, columns, computed }
     }
 
-    /// All scalar signals, and what the route asks for beyond them, by name.
+    /// The scalar signals that were computed, and what the route asks for beyond them, by name.
     pub fn named_signals(&self) -> Vec<(SignalName, f32)> {
         let own = self.own_signals();
         let mut named = self.columns.named(self.row);

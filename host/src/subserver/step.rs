@@ -80,8 +80,9 @@ impl SubServer {
             }
         }
         if let Some(observer) = &self.observer {
-            request.scalars = SignalSet::ALL;
-            request.top_k = request.top_k.max(observer.wanted().top_k.min(self.runner.info().vocab_size));
+            let wanted = observer.wanted();
+            request.scalars = request.scalars | wanted.scalars;
+            request.top_k = request.top_k.max(wanted.top_k.min(self.runner.info().vocab_size));
         }
         request
     }
@@ -137,17 +138,23 @@ impl SubServer {
                 alive.push((first, run));
             }
         }
-        let mut decisions = self.route(&alive, outputs, signals);
-        self.observe(&alive, &decisions, outputs, signals);
+        let answers = self.route(&alive, outputs, signals);
+        self.observe(&alive, &answers, outputs, signals);
+        let mut decisions: Vec<_> = answers.into_iter().map(|answer| answer.unwrap_or(Decision::STAY)).collect();
         for (first, run) in alive {
             let decisions = &mut decisions[first..first + run.sampled];
             self.settle_one(run, first, decisions, outputs, signals);
         }
     }
 
-    /// Ask the policies. One decision a sample; `Stay` where nobody is asked.
-    fn route(&mut self, runs: &[(usize, &Run)], outputs: &RowOutputs, signals: &SignalRequest) -> Vec<Decision> {
-        let mut decisions = vec![Decision::STAY; outputs.samples.len()];
+    /// Ask the policies. One decision a sample; `None` where nobody is asked, which means `Stay`.
+    fn route(
+        &mut self,
+        runs: &[(usize, &Run)],
+        outputs: &RowOutputs,
+        signals: &SignalRequest,
+    ) -> Vec<Option<Decision>> {
+        let mut decisions = vec![None; outputs.samples.len()];
         let mut by_route: BTreeMap<usize, Vec<RouteRow>> = BTreeMap::new();
         for &(first, run) in runs {
             let Some(replica) = self.replicas.get(&run.id) else { continue };
@@ -160,6 +167,8 @@ impl SubServer {
             let drafts = if replica.verify { replica.provisional.as_slice() } else { &[] };
             let next = replica.tokens.len() - drafts.len() - replica.prompt_len();
             for i in 0..run.sampled {
+                // What holds if the policy fails.
+                decisions[first + i] = Some(Decision::STAY);
                 rows.push(RouteRow {
                     id: run.id,
                     slot,
@@ -176,7 +185,7 @@ impl SubServer {
         for (route, rows) in by_route {
             let Some(attachment) = self.routes.get_mut(route).and_then(Option::as_mut) else { continue };
             match attachment.route(&rows, &outputs.signals, signals) {
-                Ok(out) => rows.iter().zip(out).for_each(|(row, decision)| decisions[row.sample] = decision),
+                Ok(out) => rows.iter().zip(out).for_each(|(row, decision)| decisions[row.sample] = Some(decision)),
                 Err(failed) => {
                     let mut ids: Vec<RequestId> = rows.iter().map(|row| row.id).collect();
                     ids.dedup();
@@ -188,7 +197,13 @@ impl SubServer {
     }
 
     /// Show the observer each sampled row with its decision.
-    fn observe(&self, runs: &[(usize, &Run)], decisions: &[Decision], outputs: &RowOutputs, computed: &SignalRequest) {
+    fn observe(
+        &self,
+        runs: &[(usize, &Run)],
+        decisions: &[Option<Decision>],
+        outputs: &RowOutputs,
+        computed: &SignalRequest,
+    ) {
         let Some(observer) = &self.observer else { return };
         let width = outputs.hidden.len() / outputs.samples.len().max(1);
         for &(first, run) in runs {

@@ -8,6 +8,8 @@ mod session;
 mod store;
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::Metadata;
 use std::io::{self, Write};
 use std::path::Path;
 use std::time::SystemTime;
@@ -102,6 +104,9 @@ fn digest(arguments: &Eval, prepared: &Prepared, data: &[u8], plan: &Plan<'_>) -
     for directory in &prepared.directories {
         add("model", &contents(directory).map_err(|e| Failure::input(format!("{}: {e}", directory.display())))?);
     }
+    for file in prepared.router_weights() {
+        add("router", &router(&file).map_err(|e| Failure::input(format!("{}: {e}", file.display())))?);
+    }
     for plugin in &prepared.plugins {
         add("plugin", plugin.sha256());
     }
@@ -125,11 +130,26 @@ fn contents(directory: &Path) -> io::Result<String> {
         // Weights may be links.
         let about = std::fs::metadata(entry.path())?;
         if about.is_file() {
-            files.push(format!("{:?} {} {:?}", entry.file_name(), about.len(), about.modified()?));
+            files.push(stamp(&entry.file_name(), &about)?);
         }
     }
     files.sort();
     Ok(files.join("\n"))
+}
+
+/// The same of the weights of a router, and of the file beside them that describes it.
+fn router(weights: &Path) -> io::Result<String> {
+    let beside = weights.with_extension("json");
+    let weights = stamp(weights.as_os_str(), &std::fs::metadata(weights)?)?;
+    match std::fs::metadata(&beside) {
+        Ok(about) => Ok(format!("{weights}\n{}", stamp(beside.as_os_str(), &about)?)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(weights),
+        Err(e) => Err(e),
+    }
+}
+
+fn stamp(name: &OsStr, about: &Metadata) -> io::Result<String> {
+    Ok(format!("{name:?} {} {:?}", about.len(), about.modified()?))
 }
 
 async fn evaluate(

@@ -47,6 +47,7 @@ fn of_route(index: usize, sweeps: &[Sweep], prepared: &Prepared) -> Result<Vec<P
 }
 
 fn point(route: &RouteConfig, label: String, settings: Value, prepared: &Prepared) -> Point {
+    // Names in a configuration have no brackets, so no route or model is called the same.
     let name = if label.is_empty() { route.name.clone() } else { format!("{}[{label}]", route.name) };
     let models = route.models.iter().map(|(model, _)| prepared.config.models[*model].name.clone()).collect();
     Point { name, route: route.name.clone(), label, settings, models }

@@ -79,7 +79,8 @@ impl Session<'_> {
                 && let Some(index) = todo.pop()
             {
                 let request = self.request(&running, index);
-                let stream = engine.submit(request).map_err(|e| self.refused(&self.questions[index], &e))?;
+                // What is wrong with the questions was found by `check`.
+                let stream = engine.submit(request).map_err(|e| unanswered(point, &self.questions[index], &e))?;
                 let (entry, _) = running.route.models[running.route.entry];
                 let text = self.prepared.texts[entry.index()].clone();
                 let choice = Choice::new(stream, text, asking::ending(running.route, engine));
@@ -91,10 +92,7 @@ impl Session<'_> {
             };
             let Some(answered) = answered else { break };
             let answered = answered.map_err(Failure::work)?;
-            let answered = answered.map_err(|(index, e)| {
-                let line = self.questions[index].line;
-                Failure::work(format!("{}, the question of line {line}: {e}", point.name))
-            })?;
+            let answered = answered.map_err(|(index, e)| unanswered(point, &self.questions[index], &e))?;
             let row = self.row(&running, answered, earlier + start.elapsed().as_secs_f64());
             tokens += row.tokens_by_model.values().sum::<u64>();
             so_far.add(&row);
@@ -181,6 +179,11 @@ impl Session<'_> {
             None => "interrupted, and nothing is kept; with --output FILE an evaluation can go on later".into(),
         })
     }
+}
+
+/// The question could not be answered, for no fault of its own.
+fn unanswered(point: &Point, question: &Question, error: &dyn std::fmt::Display) -> Failure {
+    Failure::work(format!("{}, the question of line {}: {error}", point.name, question.line))
 }
 
 /// Follow one request to its end. An error comes with the question's index.

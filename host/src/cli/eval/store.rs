@@ -1,7 +1,7 @@
 //! Answers as they come, in memory and, where there is an output, in a file beside it.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
@@ -30,8 +30,11 @@ impl Store {
         let path = PathBuf::from(path);
         let fault = |e: std::io::Error| Failure::input(format!("--output: {}: {e}", path.display()));
         let file = OpenOptions::new().read(true).append(true).create(true).open(&path).map_err(fault)?;
-        file.try_lock().map_err(|_| {
-            Failure::input(format!("--output: {} is being written by another evaluation", path.display()))
+        file.try_lock().map_err(|e| match e {
+            TryLockError::WouldBlock => {
+                Failure::input(format!("--output: {} is being written by another evaluation", path.display()))
+            }
+            TryLockError::Error(e) => Failure::input(format!("--output: {} cannot be locked: {e}", path.display())),
         })?;
         if restart {
             file.set_len(0).map_err(fault)?;
@@ -95,5 +98,22 @@ impl Partial {
         self.file
             .write_all(line.as_bytes())
             .map_err(|e| Failure::work(format!("{} cannot be written: {e}", self.path.display())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let output = dir.path().join("o.json");
+        let open = || Store::open(Some(&output), "digest", false).map(|store| store.len());
+        let first = Store::open(Some(&output), "digest", false).unwrap();
+        let second = open().unwrap_err();
+        assert!(second.message.ends_with("o.json.partial.jsonl is being written by another evaluation"), "{second:?}");
+        drop(first);
+        assert_eq!(open(), Ok(0));
     }
 }

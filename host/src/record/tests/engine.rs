@@ -1,6 +1,7 @@
 //! A whole engine on simulated models, recorded.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 
 use tokenrouter_plugin_api::{
     Context, Decision, Handoff, ModelIndex, NO_TOKEN, Policy, PolicyError, RequestView, Requirements, RouteBatch,
@@ -10,7 +11,8 @@ use tokenrouter_plugin_api::{
 use super::*;
 use crate::engine::{Engine, ModelSetup, OnError, RouteSetup, TokenText};
 use crate::policy::{Linked, PolicyFactory};
-use crate::request::{Committed, TokenId};
+use crate::request::{Committed, RequestId, TokenId};
+use crate::subserver::observe::{Evaluation, Wanted};
 
 /// The first model's unsure candidates are dropped and the second writes two tokens; some are replaced.
 struct Hop(ModelIndex);
@@ -86,8 +88,8 @@ impl TokenText for NoText {
     }
 }
 
-/// Three models under `hop`, `turns` and `speculate`, watched by `recording`.
-fn engine(recording: &Recording) -> Engine {
+/// Three models under `hop`, `turns` and `speculate`, watched by `observer`.
+fn engine(observer: Arc<dyn Observer>) -> Engine {
     let models = (0..3).map(|index| ModelSetup {
         masked: Vec::new(),
         runner: Box::new(model(index)),
@@ -112,7 +114,7 @@ fn engine(recording: &Recording) -> Engine {
         route("turns", &[2, 1, 0], Arc::new(Linked::<Turns>::default())),
         route("speculate", &[1, 2], Arc::new(Linked::<Speculate>::default())),
     ];
-    Engine::start_observed(models.collect(), routes, Some(recording.observer())).unwrap()
+    Engine::start_observed(models.collect(), routes, Some(observer)).unwrap()
 }
 
 fn routes() -> Vec<Route> {
@@ -126,7 +128,7 @@ fn routes() -> Vec<Route> {
 fn every_token_has_its_evaluation() {
     let directory = tempfile::tempdir().unwrap();
     let recording = Recording::start(setup(directory.path(), settings(1 << 30, 100), 3, routes())).unwrap();
-    let engine = engine(&recording);
+    let engine = engine(recording.observer());
     let mut answers = BTreeMap::new();
     let streams: Vec<_> = (0..30).map(|i| (i % 6, engine.submit(request(i % 6, i / 6, 20 + i)).unwrap())).collect();
     for (route, mut stream) in streams {
@@ -163,7 +165,7 @@ fn every_token_has_its_evaluation() {
         evaluations.entry((row.request, row.model, row.position)).or_default().push(row);
     }
     evaluations.values_mut().for_each(|rows| rows.sort_by_key(|row| row.time_us));
-    let mut decisions = [0; 4];
+    let mut decisions = [0; 5];
     for (id, (route, tokens, handoffs)) in &answers {
         let Some(line) = lines.get(id) else {
             assert_eq!(*route, 4);
@@ -174,7 +176,10 @@ fn every_token_has_its_evaluation() {
         assert_eq!((line.token_ids.as_ref(), &line.writers), (Some(&ids), &writers));
         assert_eq!((line.route, line.end.as_str(), line.handoffs), (*route, "length", Some(*handoffs)));
         assert_eq!(line.prompt_ids.as_ref().map(Vec::len), Some(3));
+        let mut in_a_row = 0;
         for (position, token) in (0..).zip(tokens) {
+            let goes_on = position > 0 && writers[position as usize - 1] == token.model.0;
+            in_a_row = if goes_on { in_a_row + 1 } else { 1 };
             let of = |model: usize| evaluations.get(&(*id as i64, model, position)).map_or(&[][..], Vec::as_slice);
             let by_writer = of(token.model.index());
             // Only drafts that were rejected are evaluated again.
@@ -191,12 +196,44 @@ fn every_token_has_its_evaluation() {
                     assert!(of(2).iter().any(verified) || position + 4 > tokens.len() as i32, "{position}");
                 }
                 2 => {}
-                _ => assert_eq!(kept.decision, 0, "{kept:?}"),
+                // The second token of each visit goes back unasked.
+                0 if token.model.0 == 2 => assert_eq!(kept.decision, [4, 0][in_a_row % 2], "{kept:?}"),
+                0 => assert_eq!(kept.decision, 0, "{kept:?}"),
+                _ => assert_eq!(kept.decision, 4, "{kept:?}"),
             }
         }
     }
-    assert!(decisions[..3].iter().all(|&count| count > 0), "{decisions:?}");
+    assert!([0, 1, 2, 4].iter().all(|&code| decisions[code] > 0), "{decisions:?}");
     assert!(evaluations.values().flatten().any(|row| row.decision == 3));
     assert!(matches!(lines[&cancelled].end.as_str(), "cancelled"), "{:?}", lines[&cancelled]);
     assert_eq!(lines.len(), 26);
+}
+
+/// Wants nothing computed; counts the evaluations by the scalar signals that were there.
+#[derive(Default)]
+struct Modest(Mutex<BTreeMap<u32, usize>>);
+
+impl Observer for Modest {
+    fn wanted(&self) -> Wanted {
+        Wanted::default()
+    }
+    fn evaluated(&self, evaluation: &Evaluation<'_>) {
+        *self.0.lock().unwrap().entry(evaluation.computed.scalars.bits()).or_default() += 1;
+    }
+    fn submitted(&self, _: RequestId, _: &NewRequest) {}
+    fn event(&self, _: RequestId, _: &Event) {}
+    fn cancelled(&self, _: RequestId) {}
+}
+
+/// As a recording that has stopped is.
+#[test]
+fn an_observer_that_wants_nothing_costs_nothing() {
+    let modest = Arc::new(Modest::default());
+    let engine = engine(modest.clone());
+    for (route, signals) in [(0, SignalSet::ENTROPY), (3, SignalSet::default())] {
+        let mut stream = engine.submit(request(route, 1, 20)).unwrap();
+        while !matches!(stream.events.blocking_recv().unwrap(), Event::Finished { .. }) {}
+        let seen = std::mem::take(&mut *modest.0.lock().unwrap());
+        assert!(seen.keys().eq([&signals.bits()]) && seen[&signals.bits()] >= 20, "{seen:?}");
+    }
 }

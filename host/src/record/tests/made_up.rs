@@ -19,28 +19,32 @@ fn signals() -> (Columns, SignalRequest) {
     (columns, SignalRequest { scalars: SignalSet::ENTROPY, top_k: VOCAB, token_logits: Vec::new() })
 }
 
+/// Call `tell` with an evaluation of request 1 at position 0.
+fn with_evaluation(tell: impl FnOnce(Evaluation<'_>)) {
+    let (columns, computed) = signals();
+    tell(Evaluation {
+        request: 1,
+        route: RouteId(0),
+        model: ModelId(0),
+        position: 0,
+        candidate: 1,
+        logprob: -1.0,
+        draft: None,
+        decision: Some(Decision::STAY),
+        requirements: &Requirements::default(),
+        nets: &[],
+        columns: &columns,
+        computed: &computed,
+        row: 0,
+        hidden: &[1.0],
+    });
+}
+
 /// Tell `observer` of `count` evaluations of request `id`.
 fn evaluate(observer: &dyn Observer, id: RequestId, count: u32) {
-    let (columns, computed) = signals();
-    let requirements = Requirements::default();
-    for position in 0..count {
-        observer.evaluated(&Evaluation {
-            request: id,
-            route: RouteId(0),
-            model: ModelId(0),
-            position,
-            candidate: 1,
-            logprob: -1.0,
-            draft: None,
-            decision: Decision::STAY,
-            requirements: &requirements,
-            nets: &[],
-            columns: &columns,
-            computed: &computed,
-            row: 0,
-            hidden: &[1.0],
-        });
-    }
+    with_evaluation(|one| {
+        (0..count).for_each(|position| observer.evaluated(&Evaluation { request: id, position, ..one }));
+    });
 }
 
 fn serve(recording: &Recording, requests: u64) {
@@ -135,30 +139,14 @@ fn a_full_channel_drops_and_counts() {
 #[test]
 fn a_runner_that_gives_too_little_is_noticed() {
     let (recorder, _receiver) = stuck();
-    let (columns, computed) = signals();
-    let requirements = Requirements::default();
-    let whole = Evaluation {
-        request: 1,
-        route: RouteId(0),
-        model: ModelId(0),
-        position: 0,
-        candidate: 1,
-        logprob: -1.0,
-        draft: None,
-        decision: Decision::STAY,
-        requirements: &requirements,
-        nets: &[],
-        columns: &columns,
-        computed: &computed,
-        row: 0,
-        hidden: &[1.0],
-    };
-    recorder.evaluated(&whole);
-    assert_eq!(recorder.status.dropped_rows(), 0);
-    recorder.evaluated(&Evaluation { hidden: &[], ..whole });
-    recorder.evaluated(&Evaluation { computed: &SignalRequest { top_k: 3, ..computed.clone() }, ..whole });
-    recorder.evaluated(&Evaluation { row: 1, ..whole });
-    assert_eq!(recorder.status.dropped_rows(), 3);
+    with_evaluation(|whole| {
+        recorder.evaluated(&whole);
+        assert_eq!(recorder.status.dropped_rows(), 0);
+        recorder.evaluated(&Evaluation { hidden: &[], ..whole });
+        recorder.evaluated(&Evaluation { computed: &SignalRequest { top_k: 3, ..whole.computed.clone() }, ..whole });
+        recorder.evaluated(&Evaluation { row: 1, ..whole });
+        assert_eq!(recorder.status.dropped_rows(), 3);
+    });
 }
 
 #[test]
@@ -201,14 +189,19 @@ fn a_killed_run_can_be_read() {
 
 #[test]
 fn a_disk_that_fails_stops_the_recording_alone() {
-    let directory = tempfile::tempdir().unwrap();
-    let recording =
-        Recording::start(setup(directory.path(), settings(1 << 30, 64), 1, vec![route("r", &[0], true)])).unwrap();
-    let observer = recording.observer();
-    assert_eq!(observer.wanted(), Wanted { top_k: 100, hidden: true });
-    std::fs::remove_dir_all(recording.directory()).unwrap();
-    serve(&recording, 10);
-    wait_for(|| observer.wanted() == Wanted::default());
-    assert!(recording.recorder.status.dropped_rows() >= 64);
-    serve(&recording, 10);
+    // Batches have 64 rows. Shards of as many are written after the first one, those of 70 when the second
+    // one comes, which is lost with it.
+    for (shard_rows, lost) in [(64, 64), (70, 128)] {
+        let directory = tempfile::tempdir().unwrap();
+        let setup = setup(directory.path(), settings(1 << 30, shard_rows), 1, vec![route("r", &[0], true)]);
+        let recording = Recording::start(setup).unwrap();
+        let observer = recording.observer();
+        assert_eq!(observer.wanted(), Wanted { scalars: SignalSet::ALL, top_k: 100, hidden: true });
+        std::fs::remove_dir_all(recording.directory()).unwrap();
+        serve(&recording, 10);
+        wait_for(|| observer.wanted() == Wanted::default());
+        wait_for(|| recording.recorder.status.dropped_rows() >= lost);
+        serve(&recording, 10);
+        assert_eq!(recording.recorder.status.dropped_rows(), lost, "{shard_rows}");
+    }
 }

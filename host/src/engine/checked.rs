@@ -1,0 +1,131 @@
+//! Router networks that are checked before any model is loaded.
+
+use std::path::PathBuf;
+
+use tokenrouter_plugin_api::net::Net;
+
+use super::RouteSetup;
+use crate::policy::nets;
+use crate::request::ModelId;
+use crate::runner::ModelInfo;
+
+/// Nets that [`super::check_route`] has found good, all for the same models. Their weights are not read again
+/// for other routes that describe the same net, such as one route with several thresholds.
+#[derive(Debug, Default)]
+pub struct CheckedNets(Vec<(ModelId, PathBuf, Net)>);
+
+impl CheckedNets {
+    /// Check `net`, which the policy of `route` describes for `model`.
+    pub(super) fn check(
+        &mut self,
+        route: &RouteSetup,
+        net: &Net,
+        model: ModelId,
+        info: &ModelInfo,
+    ) -> Result<(), String> {
+        let same =
+            |(m, directory, known): &(_, PathBuf, _)| *m == model && *directory == route.directory && known == net;
+        if !self.0.iter().any(same) {
+            nets::load(route.policy.name(), net, &route.directory, info)?;
+            self.0.push((model, route.directory.clone(), net.clone()));
+        }
+        Ok(())
+    }
+
+    /// Files with the weights of the nets, each once.
+    pub fn weights(&self) -> Vec<PathBuf> {
+        let mut files: Vec<_> = self.0.iter().map(|(_, directory, net)| directory.join(&net.weights)).collect();
+        files.sort();
+        files.dedup();
+        files
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use safetensors::Dtype;
+    use safetensors::tensor::TensorView;
+    use tokenrouter_plugin_api::{Context, Decision, Policy, PolicyError, Requirements, RouteBatch};
+
+    use super::*;
+    use crate::engine::{OnError, TokenText, check_route};
+    use crate::policy::Linked;
+    use crate::request::TokenId;
+    use crate::runner::Runner;
+    use crate::runner::simulated::SimulatedRunner;
+
+    /// Has one net, with the weights that its settings name.
+    struct Scored(String);
+
+    impl Policy for Scored {
+        const NAME: &'static str = "scored";
+        fn create(_: &Context<'_>, settings: &str) -> Result<Self, PolicyError> {
+            Ok(Self(settings.into()))
+        }
+        fn requirements(&self) -> Requirements {
+            let mut net = Net::new("score", self.0.clone());
+            let hidden = net.hidden();
+            net.linear(hidden, "gate");
+            let mut wanted = Requirements::default();
+            wanted.nets.push(net);
+            wanted
+        }
+        fn route(&mut self, _: &RouteBatch<'_>, _: &mut [Decision]) {}
+    }
+
+    struct NoText;
+    impl TokenText for NoText {
+        fn token_bytes(&self, _: TokenId) -> Option<Vec<u8>> {
+            None
+        }
+        fn token_id(&self, _: &str) -> Option<TokenId> {
+            None
+        }
+    }
+
+    fn route(directory: &Path, weights: &str) -> RouteSetup {
+        RouteSetup {
+            name: "r".into(),
+            models: vec![(ModelId(0), "a".into()), (ModelId(1), "b".into())],
+            entry: 0,
+            policy: Arc::new(Linked::<Scored>::default()),
+            settings: weights.into(),
+            on_error: OnError::FailRequest,
+            excluded: Vec::new(),
+            directory: directory.into(),
+        }
+    }
+
+    #[test]
+    fn weights_are_read_once() {
+        let infos = [0, 1].map(|m| SimulatedRunner::new(&format!("m{m}"), m, 50, 64).info().clone());
+        let texts = [0, 1].map(|_| Arc::new(NoText) as Arc<dyn TokenText>);
+        let check = |route: &RouteSetup, checked: &mut _| check_route(route, &texts, &infos, checked);
+        let dir = tempfile::tempdir().unwrap();
+        let width = infos[0].hidden_size as usize;
+        let (weight, bias) = (vec![0; 4 * width], [0; 4]);
+        for name in ["w.safetensors", "v.safetensors"] {
+            let tensors = [
+                ("gate.weight", TensorView::new(Dtype::F32, vec![1, width], &weight).unwrap()),
+                ("gate.bias", TensorView::new(Dtype::F32, vec![1], &bias).unwrap()),
+            ];
+            safetensors::serialize_to_file(tensors, None, &dir.path().join(name)).unwrap();
+        }
+        let mut checked = CheckedNets::default();
+        let [w, v] = ["w.safetensors", "v.safetensors"].map(|name| route(dir.path(), name));
+        check(&w, &mut checked).unwrap();
+        check(&v, &mut checked).unwrap();
+        assert_eq!(checked.weights(), ["v.safetensors", "w.safetensors"].map(|name| dir.path().join(name)));
+        std::fs::remove_file(dir.path().join("w.safetensors")).unwrap();
+        let again = RouteSetup { name: "r[threshold=1]".into(), ..w };
+        assert_eq!(check(&again, &mut checked), Ok(()));
+        let error = check(&again, &mut CheckedNets::default()).unwrap_err().to_string();
+        assert!(error.contains("w.safetensors`: does not exist"), "{error}");
+        // What was refused is not remembered as good, and other places are other files.
+        assert!(check(&route(Path::new("elsewhere"), "v.safetensors"), &mut checked).is_err());
+        assert_eq!(checked.weights().len(), 2);
+    }
+}
