@@ -132,10 +132,12 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
             lowered.join(", ")
         );
     }
-    prepared.plan.check().map_err(|e| Failure::input(format!("{}: {e}", config.file.display())))?;
     for index in 0..prepared.config.routes.len() {
         prepared.check(&prepared.route(index))?;
     }
+    prepared.plan_routers();
+    let config = &prepared.config;
+    prepared.plan.check().map_err(|e| Failure::input(format!("{}: {e}", config.file.display())))?;
     Ok(prepared)
 }
 
@@ -232,6 +234,18 @@ impl Prepared {
     pub fn check(&self, route: &RouteSetup) -> Result<(), Failure> {
         let texts: Vec<Arc<dyn TokenText>> = self.texts.iter().map(|text| text.clone() as Arc<dyn TokenText>).collect();
         check_route(route, &texts, &self.infos, &mut self.nets()).map_err(|error| self.start_failure(&error))
+    }
+
+    /// Add the routers of all routes that were checked to the memory plan.
+    fn plan_routers(&mut self) {
+        let nets = self.nets.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (index, (plan, info)) in self.plan.models.iter_mut().zip(&self.infos).enumerate() {
+            let model = ModelId(index as u32);
+            plan.weight_bytes = info.weight_bytes.saturating_add(nets.weight_bytes(model));
+            if nets.looks_back(model) {
+                plan.page_bytes = info.page_bytes + cpu::hidden_page_bytes(info);
+            }
+        }
     }
 
     /// Files with the weights of the routers of all routes that were checked, each once.

@@ -12,7 +12,16 @@ use crate::runner::ModelInfo;
 /// Nets that [`super::check_route`] has found good, all for the same models. Their weights are not read again
 /// for other routes that describe the same net, such as one route with several thresholds.
 #[derive(Debug, Default)]
-pub struct CheckedNets(Vec<(ModelId, PathBuf, Net)>);
+pub struct CheckedNets(Vec<Checked>);
+
+#[derive(Debug)]
+struct Checked {
+    model: ModelId,
+    directory: PathBuf,
+    net: Net,
+    bytes: u64,
+    looks_back: bool,
+}
 
 impl CheckedNets {
     /// Check `net`, which the policy of `route` describes for `model`.
@@ -23,18 +32,33 @@ impl CheckedNets {
         model: ModelId,
         info: &ModelInfo,
     ) -> Result<(), String> {
-        let same =
-            |(m, directory, known): &(_, PathBuf, _)| *m == model && *directory == route.directory && known == net;
+        let same = |c: &Checked| c.model == model && c.directory == route.directory && c.net == *net;
         if !self.0.iter().any(same) {
-            nets::load(route.policy.name(), net, &route.directory, info)?;
-            self.0.push((model, route.directory.clone(), net.clone()));
+            let ready = nets::load(route.policy.name(), net, &route.directory, info)?;
+            self.0.push(Checked {
+                model,
+                directory: route.directory.clone(),
+                net: net.clone(),
+                bytes: ready.bytes(),
+                looks_back: ready.back() > 0,
+            });
         }
         Ok(())
     }
 
+    /// Bytes of the weights of the nets at `model`.
+    pub fn weight_bytes(&self, model: ModelId) -> u64 {
+        self.0.iter().filter(|c| c.model == model).map(|c| c.bytes).sum()
+    }
+
+    /// Whether a net at `model` reads earlier positions, for which the model then keeps hidden states.
+    pub fn looks_back(&self, model: ModelId) -> bool {
+        self.0.iter().any(|c| c.model == model && c.looks_back)
+    }
+
     /// Files with the weights of the nets, each once.
     pub fn weights(&self) -> Vec<PathBuf> {
-        let mut files: Vec<_> = self.0.iter().map(|(_, directory, net)| directory.join(&net.weights)).collect();
+        let mut files: Vec<_> = self.0.iter().map(|c| c.directory.join(&c.net.weights)).collect();
         files.sort();
         files.dedup();
         files

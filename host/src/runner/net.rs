@@ -20,6 +20,18 @@ impl Net {
         self.nodes.last().map_or(0, |node| node.width)
     }
 
+    /// Bytes of its tensors.
+    pub fn bytes(&self) -> u64 {
+        let numbers = |node: &Node| match &node.op {
+            Op::Embedding { table } => table.len(),
+            Op::Constant { value } => value.len(),
+            Op::Linear { weight, bias } | Op::LayerNorm { weight, bias, .. } => weight.len() + bias.len(),
+            Op::RmsNorm { weight, .. } => weight.len(),
+            _ => 0,
+        };
+        self.nodes.iter().map(|node| (numbers(node) * size_of::<f32>()) as u64).sum()
+    }
+
     /// How many positions before the row the net looks back.
     pub fn back(&self) -> u32 {
         let back = |node: &Node| match node.op {

@@ -61,6 +61,11 @@ pub fn weight_bytes(config: &ModelConfig) -> u64 {
     config.parameters() * size_of::<f32>() as u64
 }
 
+/// Bytes that a page takes besides its K/V where a net looks back: the hidden states of its positions.
+pub fn hidden_page_bytes(info: &ModelInfo) -> u64 {
+    (PAGE_TOKENS * info.hidden_size as usize * size_of::<f32>()) as u64
+}
+
 fn kv_shape(config: &ModelConfig) -> KvShape {
     KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim }
 }

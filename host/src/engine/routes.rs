@@ -1,0 +1,222 @@
+//! Routes at their models: policy instances with their nets, made and checked.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokenrouter_plugin_api::net::{self, WeightsInfo};
+use tokenrouter_plugin_api::{Context, LogLevel, ModelDescription, Services};
+
+use super::{CheckedNets, ModelSetup, RouteInfo, RouteSetup, StartError, TokenText};
+use crate::policy::{PolicyInstance, nets};
+use crate::request::{ModelId, TokenId};
+use crate::runner::net::NetId;
+use crate::runner::{ModelInfo, Runner};
+use crate::subserver::Attachment;
+
+/// Policies' services, for one model.
+struct PolicyServices<'a> {
+    text: &'a dyn TokenText,
+    route: &'a str,
+    /// Where relative paths of weights start.
+    weights: &'a Path,
+}
+
+impl Services for PolicyServices<'_> {
+    fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>> {
+        self.text.token_bytes(id)
+    }
+    fn token_id(&self, text: &str) -> Option<TokenId> {
+        self.text.token_id(text)
+    }
+    fn weights(&self, path: &str) -> Result<WeightsInfo, String> {
+        nets::describe(self.weights, path)
+    }
+    fn log(&self, level: LogLevel, message: &str) {
+        let route = self.route;
+        match level {
+            LogLevel::Error => tracing::error!(route, "{message}"),
+            LogLevel::Warn => tracing::warn!(route, "{message}"),
+            LogLevel::Info => tracing::info!(route, "{message}"),
+            LogLevel::Debug => tracing::debug!(route, "{message}"),
+        }
+    }
+}
+
+/// What is served as `route`, if its models and its entry exist.
+pub(super) fn describe(route: &RouteSetup, infos: &[ModelInfo]) -> Result<RouteInfo, StartError> {
+    let error = |message: String| StartError::Route { route: route.name.clone(), message };
+    let mut models = Vec::new();
+    for (model, _) in &route.models {
+        models.push(infos.get(model.index()).ok_or_else(|| error(format!("there is no model number {}", model.0)))?);
+    }
+    let smallest = |of: fn(&ModelInfo) -> u32| models.iter().copied().map(of).min();
+    let (Some(context), Some(vocab_size)) = (smallest(|m| m.context), smallest(|m| m.vocab_size)) else {
+        return Err(error("it has no models; name at least one under `roles`".into()));
+    };
+    if route.entry >= models.len() {
+        return Err(error("its entry is not one of its models".into()));
+    }
+    let policy = Some(route.policy.name().to_owned());
+    Ok(RouteInfo {
+        name: route.name.clone(),
+        models: route.models.clone(),
+        entry: route.entry,
+        policy,
+        context,
+        vocab_size,
+    })
+}
+
+/// What a policy instance is made for.
+struct Made {
+    own: usize,
+    policy: Box<dyn PolicyInstance>,
+}
+
+/// Make the policy instance of `route` at `model` and check what it asks for; `None` where the route does
+/// not use the model.
+fn make(
+    route: &RouteSetup,
+    model: ModelId,
+    text: &dyn TokenText,
+    infos: &[ModelInfo],
+) -> Result<Option<Made>, StartError> {
+    let Some(own) = route.models.iter().position(|&(m, _)| m == model) else { return Ok(None) };
+    let info = &infos[model.index()];
+    let error = |message: String| StartError::Policy { route: route.name.clone(), model: info.name.clone(), message };
+    let described: Vec<ModelDescription> = route
+        .models
+        .iter()
+        .map(|(m, role)| ModelDescription { name: infos[m.index()].name.clone(), role: role.clone() })
+        .collect();
+    let services = PolicyServices { text, route: &route.name, weights: &route.directory };
+    let context = Context {
+        route: &route.name,
+        model: own as u32,
+        models: &described,
+        entry: route.entry as u32,
+        vocab_size: shared_vocabulary(route, infos),
+        eos: &info.eos,
+        services: &services,
+    };
+    let policy = route.policy.create(&context, &route.settings).map_err(|e| {
+        // What `create` says is for the operator; a panic is not of its choosing.
+        let refused = e.hook == "create" && !e.message.starts_with("panicked");
+        error(if refused { format!("policy `{}` refuses to start: {}", e.plugin, e.message) } else { e.to_string() })
+    })?;
+    let wanted = policy.requirements();
+    if let Some(id) = wanted.masked_tokens.iter().chain(&wanted.token_logits).find(|&&id| id >= info.vocab_size) {
+        return Err(error(format!("the policy asks for token {id}, but the model has {} tokens", info.vocab_size)));
+    }
+    if wanted.top_k > info.vocab_size {
+        let message =
+            format!("the policy asks for the top {} logits, but the model has {}", wanted.top_k, info.vocab_size);
+        return Err(error(message));
+    }
+    // By these names their scores are recorded and shown.
+    let name = |net: &net::Net| net.name.clone();
+    let twice = wanted.nets.iter().enumerate().find(|(i, net)| wanted.nets[..*i].iter().any(|n| n.name == net.name));
+    if let Some(name) = twice.map(|(_, net)| name(net)) {
+        return Err(error(format!("the policy asks for two nets with the name `{name}`")));
+    }
+    let masked = wanted.masked_tokens.len() + route.excluded.len();
+    let possible = (shared_vocabulary(route, infos) as usize).saturating_sub(masked);
+    let most = |net: &net::Net| {
+        net.nodes
+            .iter()
+            .filter_map(|node| match node.op {
+                net::Op::TopLogits { count, .. } => Some(count),
+                _ => None,
+            })
+            .max()
+    };
+    if let Some(net) = wanted.nets.iter().find(|net| most(net).is_some_and(|count| count as usize > possible)) {
+        let message =
+            format!("net `{}` reads more top logits than the {possible} tokens that can be sampled", net.name);
+        return Err(error(message));
+    }
+    Ok(Some(Made { own, policy }))
+}
+
+/// Token ids below this are known to every model of the route.
+fn shared_vocabulary(route: &RouteSetup, infos: &[ModelInfo]) -> u32 {
+    route.models.iter().map(|(m, _)| infos[m.index()].vocab_size).min().unwrap_or_default()
+}
+
+/// Make every policy instance of `route` once, and its nets, without a runner: whatever [`Engine::start`]
+/// would refuse in a route is refused here, before any model is loaded. `texts` and `infos` are by model;
+/// of the latter, pools and sizes in bytes do not matter. Nets in `checked` are good already; others join them.
+pub fn check_route(
+    route: &RouteSetup,
+    texts: &[Arc<dyn TokenText>],
+    infos: &[ModelInfo],
+    checked: &mut CheckedNets,
+) -> Result<(), StartError> {
+    describe(route, infos)?;
+    for (index, (text, info)) in texts.iter().zip(infos).enumerate() {
+        let model = ModelId(index as u32);
+        let Some(made) = make(route, model, &**text, infos)? else { continue };
+        for net in &made.policy.requirements().nets {
+            checked.check(route, net, model, info).map_err(|message| StartError::Policy {
+                route: route.name.clone(),
+                model: info.name.clone(),
+                message,
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Attach `route` at `model`; `None` where the route does not use it.
+pub(super) fn attach(
+    route: &RouteSetup,
+    model: ModelId,
+    setups: &mut [ModelSetup],
+    infos: &[ModelInfo],
+    loaded: &mut LoadedNets,
+) -> Result<Option<Attachment>, StartError> {
+    let setup = &mut setups[model.index()];
+    let Some(Made { own, policy }) = make(route, model, &*setup.text, infos)? else { return Ok(None) };
+    let info = &infos[model.index()];
+    let load = |net| loaded.load(route, net, model, &mut *setup.runner);
+    let nets = policy
+        .requirements()
+        .nets
+        .iter()
+        .map(load)
+        .collect::<Result<_, _>>()
+        .map_err(|message| StartError::Policy { route: route.name.clone(), model: info.name.clone(), message })?;
+    // What some model of the route does not know must not be sampled by any.
+    let mut excluded = route.excluded.clone();
+    excluded.extend(&setup.masked);
+    excluded.extend(shared_vocabulary(route, infos)..info.vocab_size);
+    excluded.retain(|&id| id < info.vocab_size);
+    let models = route.models.iter().map(|&(m, _)| m).collect();
+    let attachment = Attachment::new(&route.name, Some(policy), models, own as u32, route.on_error, &excluded);
+    Ok(Some(attachment.with_nets(nets)))
+}
+
+/// The nets that runners hold. Routes that describe the same net for a model share it.
+#[derive(Default)]
+pub(super) struct LoadedNets(Vec<(ModelId, PathBuf, net::Net, NetId)>);
+
+impl LoadedNets {
+    fn load(
+        &mut self,
+        route: &RouteSetup,
+        net: &net::Net,
+        model: ModelId,
+        runner: &mut dyn Runner,
+    ) -> Result<NetId, String> {
+        let same = |(m, directory, known, _): &&(_, PathBuf, _, _)| {
+            *m == model && *directory == route.directory && known == net
+        };
+        if let Some(&(.., id)) = self.0.iter().find(same) {
+            return Ok(id);
+        }
+        let ready = nets::load(route.policy.name(), net, &route.directory, runner.info())?;
+        let id = runner.load_net(ready).map_err(|e| e.to_string())?;
+        self.0.push((model, route.directory.clone(), net.clone(), id));
+        Ok(id)
+    }
+}
