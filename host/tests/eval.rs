@@ -257,7 +257,13 @@ fn refused() {
         (&["--route", "rstitch", "--target-share", "0.1", "--range", "0,2"], "point rstitch[threshold=2.0]: "),
         (&["--route", "small", "--answer-pattern", "x"], "--answer-pattern: \"x\" has 0 groups"),
         (&["--route", "small", "--output", "/none/at/all"], "--output: /none/at/all cannot be written"),
-        (&["--route", "small", "--csv", "a", "--plot", "a"], "--plot: a is the file of --csv already"),
+        (&["--route", "small", "--csv", "a", "--details", "./a"], "--details: ./a is the file of --csv already"),
+        (&["--route", "small", "--csv", "config/demo.toml"], "--csv: config/demo.toml is the configuration"),
+        (&["--route", "small", "--output", "models/demo/eval.jsonl"], "eval.jsonl is the dataset; give another file"),
+        (&["--route", "small", "--csv", "models/demo/small/a.csv"], "is in the directory of model `small`"),
+        (&["--route", "small", "--output", "a", "--csv", "a.partial.jsonl"], "is what --output keeps until"),
+        (&["--route", "small", "--plot", "a.png"], "--plot: a.png must end in .svg"),
+        (&["--route", "small", "--record"], "--record: the configuration has no [record] table"),
     ] {
         let error = refusal(run(arguments));
         assert!(error.contains(message), "{arguments:?}: {error}");

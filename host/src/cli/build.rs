@@ -104,7 +104,14 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
                 ))
             })
         });
-        prepared.masked.push(masked.collect::<Result<_, _>>()?);
+        let masked: Vec<TokenId> = masked.collect::<Result<_, _>>()?;
+        if architecture.eos.iter().all(|id| masked.contains(id)) && !architecture.eos.is_empty() {
+            return Err(fault(format!(
+                "models.{}.masked_tokens: has all end tokens, so that no answer would end",
+                model.name
+            )));
+        }
+        prepared.masked.push(masked);
         prepared.texts.push(Arc::new(text));
         prepared.defaults.push(SamplingDefaults::load(&directory).map_err(|e| named(&e))?);
         prepared.directories.push(directory);

@@ -1,6 +1,7 @@
 //! From `[record]` to a recording.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::build::Prepared;
 use super::output::Failure;
@@ -8,6 +9,9 @@ use crate::config::{Config, RecordConfig};
 use crate::policy::PolicyFactory;
 use crate::record::{Member, Plugin, Recording, Route, Settings, Setup, StartError, inspect};
 use crate::runner::ModelInfo;
+
+/// A server with few requests loses no more than this when it is killed.
+const KEPT_IN_MEMORY: Duration = Duration::from_secs(600);
 
 fn directory(config: &Config, record: &RecordConfig) -> PathBuf {
     config.directory().join(&record.directory)
@@ -37,8 +41,13 @@ pub fn start(prepared: &Prepared, models: Vec<ModelInfo>, served: Vec<Served>) -
         shard_rows: record.shard_rows,
         max_bytes: record.max_bytes,
     };
-    let setup =
-        Setup { directory: directory(config, record), settings, models, routes: routes(prepared, record, served) };
+    let setup = Setup {
+        directory: directory(config, record),
+        settings,
+        models,
+        routes: routes(prepared, record, served),
+        kept_in_memory: KEPT_IN_MEMORY,
+    };
     match Recording::start(setup) {
         Ok(recording) => Ok(Some(recording)),
         Err(full @ StartError::Full { .. }) => {

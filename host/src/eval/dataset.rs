@@ -15,6 +15,8 @@ pub struct Question {
 /// Read JSON lines: one object `{"question": …, "answer": …}` a line, other keys are passed over and empty
 /// lines too. At most `limit` questions. Errors name `file`, line and field.
 pub fn parse(bytes: &[u8], file: &str, limit: Option<usize>) -> Result<Vec<Question>, String> {
+    // Some editors begin a file with a byte order mark.
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let mut questions = Vec::new();
     for (line, bytes) in (1..).zip(bytes.split(|byte| *byte == b'\n')) {
         if limit.is_some_and(|limit| questions.len() >= limit) {

@@ -41,6 +41,8 @@ pub struct Setup {
     pub models: Vec<ModelInfo>,
     /// By route of the engine, bare models included.
     pub routes: Vec<Route>,
+    /// Longest time that rows and lines are kept in memory only.
+    pub kept_in_memory: Duration,
 }
 
 /// Why there is no recording.
@@ -84,7 +86,7 @@ impl Recording {
         let run = writer.run_directory().clone();
         let (ending, done) = bounded::<()>(0);
         let body = move || {
-            writer.work(&inbox);
+            writer.work(&inbox, setup.kept_in_memory);
             drop(ending);
         };
         let thread = std::thread::Builder::new().name("recorder".into()).spawn(body);

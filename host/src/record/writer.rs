@@ -4,8 +4,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use sha2::{Digest, Sha256};
 
 use super::budget::Budget;
@@ -116,18 +117,33 @@ impl Writer {
     }
 
     /// Write what `inbox` brings until it says so, or all senders are gone.
-    pub fn work(mut self, inbox: &Receiver<Message>) {
-        while let Ok(message) = inbox.recv() {
+    pub fn work(mut self, inbox: &Receiver<Message>, kept_in_memory: Duration) {
+        // When what is pending goes to the disk at the latest.
+        let mut due: Option<Instant> = None;
+        loop {
+            let message = match due {
+                Some(due) => inbox.recv_deadline(due),
+                None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
             match message {
-                Message::Rows(model, rows) => self.rows(model, &rows),
-                Message::Request(line) => self.request(&line),
-                Message::Finish => break,
+                Ok(Message::Rows(model, rows)) => self.rows(model, &rows),
+                Ok(Message::Request(line)) => self.request(&line),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.cut();
+                    due = None;
+                }
+                Ok(Message::Finish) | Err(RecvTimeoutError::Disconnected) => break,
             }
+            due = self.holds_something().then(|| due.unwrap_or_else(|| Instant::now() + kept_in_memory));
         }
         self.cut();
         if !self.status.stopped() {
             self.stop(SHUTDOWN);
         }
+    }
+
+    fn holds_something(&self) -> bool {
+        self.line_count > 0 || self.pending.iter().any(|rows| rows.rows() > 0)
     }
 
     fn rows(&mut self, model: ModelId, more: &Columns) {
@@ -196,7 +212,7 @@ impl Writer {
     }
 
     fn write_part(&mut self) -> Result<(), String> {
-        if self.line_count == 0 && self.pending.iter().all(|rows| rows.rows() == 0) {
+        if !self.holds_something() {
             return Ok(());
         }
         let part = self.part;

@@ -58,6 +58,13 @@ pub struct RouteRow {
     pub sample: usize,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reported {
+    Nothing,
+    Found,
+    Said,
+}
+
 /// A route at one model.
 pub struct Attachment {
     policy: Option<Box<dyn PolicyInstance>>,
@@ -76,6 +83,8 @@ pub struct Attachment {
     failure: Option<String>,
     /// An answer without meaning has been reported.
     warned: bool,
+    /// A net gave no number: whether that has been found, and reported.
+    without_score: Reported,
     slots: Slots,
 }
 
@@ -104,6 +113,7 @@ impl Attachment {
             masked: masked.into(),
             failure: None,
             warned: false,
+            without_score: Reported::Nothing,
             slots: Slots::default(),
         }
     }
@@ -161,6 +171,16 @@ impl Attachment {
         hook(policy).map(Some).map_err(|failure| self.poison(failure.to_string()))
     }
 
+    /// Once, after a net gave a score that is no number: a router that is damaged, or of another model, looks
+    /// like one that is content with every token.
+    pub fn missing_score(&mut self) -> bool {
+        let first = self.without_score == Reported::Found;
+        if first {
+            self.without_score = Reported::Said;
+        }
+        first
+    }
+
     /// Whether this is the first answer without meaning.
     pub fn warns(&mut self) -> bool {
         !std::mem::replace(&mut self.warned, true)
@@ -212,6 +232,9 @@ impl Attachment {
         }
         let samples = column(rows, |r| r.sample);
         let signals = columns.gather(computed, &self.requirements, &self.nets, &samples);
+        if self.without_score == Reported::Nothing && signals.view().net_scores.iter().any(|score| score.is_nan()) {
+            self.without_score = Reported::Found;
+        }
         let (ids, slots) = (column(rows, |r| r.id), column(rows, |r| r.slot));
         let (seeds, positions) = (column(rows, |r| r.seed), column(rows, |r| r.position));
         let (candidates, drafts) = (column(rows, |r| r.candidate), column(rows, |r| r.draft.unwrap_or(NO_TOKEN)));

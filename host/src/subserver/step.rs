@@ -184,7 +184,13 @@ impl SubServer {
         }
         for (route, rows) in by_route {
             let Some(attachment) = self.routes.get_mut(route).and_then(Option::as_mut) else { continue };
-            match attachment.route(&rows, &outputs.signals, signals) {
+            let routed = attachment.route(&rows, &outputs.signals, signals);
+            if attachment.missing_score() {
+                let message = "a router network gave a score that is no number; the policy takes it as no signal. Are the \
+                               weights damaged, or of another model?";
+                self.effects.push(Effect::PolicyMisled { route: route as u32, message: message.into() });
+            }
+            match routed {
                 Ok(out) => rows.iter().zip(out).for_each(|(row, decision)| decisions[row.sample] = Some(decision)),
                 Err(failed) => {
                     let mut ids: Vec<RequestId> = rows.iter().map(|row| row.id).collect();

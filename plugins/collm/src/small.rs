@@ -47,6 +47,11 @@ impl Small {
                  for Co-LLM, or set defer_token to the text of its deferral token"
             )));
         };
+        if ctx.eos.contains(&defer_token) {
+            return Err(PolicyError::new(format!(
+                "defer_token is `{text}`, an end token: it would never be written; set it to the text of the deferral token"
+            )));
+        }
         Ok(Self {
             large,
             thresholds: settings.thresholds,

@@ -78,6 +78,9 @@ pub struct Eval {
     /// Write every answer (JSON lines)
     #[arg(long, value_name = "FILE")]
     pub details: Option<PathBuf>,
+    /// Record the evaluation as the [record] table of the configuration says
+    #[arg(long, conflicts_with = "target_share")]
+    pub record: bool,
     /// Forget what an evaluation that was broken off has left at --output
     #[arg(long, requires = "output")]
     pub restart: bool,

@@ -53,15 +53,17 @@ pub fn run(arguments: &Eval) -> Result<(), Failure> {
     if let Some(twice) = (1..sweeps.len()).find(|i| sweeps[..*i].iter().any(|s| s.setting == sweeps[*i].setting)) {
         return Err(Failure::input(format!("--sweep: `{}` is swept twice", sweeps[twice].setting)));
     }
-    results::check_places(arguments)?;
+    results::check_places(arguments, &config)?;
     let data = read(&arguments.dataset)?;
     let file = arguments.dataset.display().to_string();
     let limit = arguments.limit.map(|limit| limit as usize);
     let questions = dataset::parse(&data, &file, limit).map_err(Failure::input)?;
 
-    record::check(&config)?;
-    if config.record.is_some() && arguments.target_share.is_some() {
-        tracing::warn!("a search with --target-share is not recorded; record an evaluation of the value it finds");
+    if arguments.record {
+        if config.record.is_none() {
+            return Err(Failure::input("--record: the configuration has no [record] table; add one with a directory"));
+        }
+        record::check(&config)?;
     }
     let prepared = build::prepare(select::only(config, &names))?;
     let plan = match arguments.target_share {
@@ -177,7 +179,10 @@ async fn evaluate(
             let routes = points.iter().filter_map(|point| points::route(point, prepared)).collect();
             let infos = runners.iter().map(|runner| runner.info().clone()).collect();
             // Complete on disk when it goes, after the engine.
-            let recording = record::start(prepared, infos, points::served(&points, prepared))?;
+            let recording = match arguments.record {
+                true => record::start(prepared, infos, points::served(&points, prepared))?,
+                false => None,
+            };
             let engine = prepared.engine(runners, routes, recording.as_ref().map(Recording::observer))?;
             session.check(&engine, &points)?;
             for (number, point) in points.iter().enumerate() {

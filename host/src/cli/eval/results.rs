@@ -1,12 +1,14 @@
 //! Files with the results.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
 use super::super::output::Failure;
 use super::args::Eval;
+use super::store::partial;
+use crate::config::Config;
 use crate::eval::bisect::Next;
 use crate::eval::summary::{Row, Summary};
 use crate::eval::{plot, report};
@@ -21,11 +23,28 @@ fn places(arguments: &Eval) -> [(&'static str, Option<&Path>); 4] {
     ]
 }
 
-/// What cannot be written shows before hours of work, as far as it can.
-pub fn check_places(arguments: &Eval) -> Result<(), Failure> {
+/// The file that `path` stands for, whatever links lead there; it need not exist.
+fn real(path: &Path) -> PathBuf {
+    let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    let whole = path.canonicalize().ok();
+    let by_parent = || Some(parent.canonicalize().ok()?.join(path.file_name()?));
+    whole.or_else(by_parent).unwrap_or_else(|| path.into())
+}
+
+/// What cannot be written, or would overwrite what is read, shows before hours of work, as far as it can.
+pub fn check_places(arguments: &Eval, config: &Config) -> Result<(), Failure> {
+    let mut taken = vec![
+        ("the configuration".to_owned(), real(&arguments.config)),
+        ("the dataset".to_owned(), real(&arguments.dataset)),
+    ];
+    if let Some(output) = &arguments.output {
+        taken.push(("what --output keeps until it is complete".into(), real(&partial(output))));
+    }
+    let models: Vec<(&str, PathBuf)> =
+        config.models.iter().map(|m| (m.name.as_str(), real(&config.directory().join(&m.path)))).collect();
     let given: Vec<(&str, &Path)> =
         places(arguments).into_iter().filter_map(|(flag, file)| Some((flag, file?))).collect();
-    for (index, (flag, file)) in given.iter().enumerate() {
+    for (flag, file) in &given {
         let fault = |message: &str| Err(Failure::input(format!("{flag}: {} {message}", file.display())));
         let parent = file.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
         if file.is_dir() {
@@ -34,9 +53,17 @@ pub fn check_places(arguments: &Eval) -> Result<(), Failure> {
         if !parent.is_dir() {
             return fault("cannot be written: its directory does not exist");
         }
-        if let Some((other, _)) = given[..index].iter().find(|(_, earlier)| earlier == file) {
-            return fault(&format!("is the file of {other} already"));
+        let place = real(file);
+        if let Some((what, _)) = taken.iter().find(|(_, taken)| *taken == place) {
+            return fault(&format!("is {what}; give another file"));
         }
+        if let Some((model, _)) = models.iter().find(|(_, directory)| place.starts_with(directory)) {
+            return fault(&format!("is in the directory of model `{model}`; give another place"));
+        }
+        if *flag == "--plot" && !file.extension().is_some_and(|e| e.eq_ignore_ascii_case("svg")) {
+            return fault("must end in .svg: plots are SVG");
+        }
+        taken.push((format!("the file of {flag} already"), place));
     }
     Ok(())
 }

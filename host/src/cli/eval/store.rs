@@ -21,13 +21,18 @@ struct Partial {
     file: File,
 }
 
+/// Where the answers of an evaluation with this `--output` are kept until it is complete.
+pub fn partial(output: &Path) -> PathBuf {
+    let mut path = output.as_os_str().to_owned();
+    path.push(".partial.jsonl");
+    PathBuf::from(path)
+}
+
 impl Store {
     /// Take over what an evaluation with the same `digest` has left at `output`; with `restart`, drop it.
     pub fn open(output: Option<&Path>, digest: &str, restart: bool) -> Result<Self, Failure> {
         let Some(output) = output else { return Ok(Self { rows: HashMap::new(), partial: None }) };
-        let mut path = output.as_os_str().to_owned();
-        path.push(".partial.jsonl");
-        let path = PathBuf::from(path);
+        let path = partial(output);
         let fault = |e: std::io::Error| Failure::input(format!("--output: {}: {e}", path.display()));
         let file = OpenOptions::new().read(true).append(true).create(true).open(&path).map_err(fault)?;
         file.try_lock().map_err(|e| match e {

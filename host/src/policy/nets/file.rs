@@ -180,11 +180,14 @@ fn read_at(file: &mut File, offset: u64, length: usize) -> Result<Vec<u8>, Strin
 /// The object in the file at `path`; an empty one without such a file.
 fn read_metadata(path: &Path) -> Result<Map<String, Value>, String> {
     let named = |what: String| format!("the file `{}` beside it {what}", path.display());
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Map::new()),
-        Err(e) => return Err(named(format!("cannot be read: {e}"))),
-    };
+    if !path.exists() {
+        return Ok(Map::new());
+    }
+    // Opening a pipe would wait for its writer.
+    if !path.is_file() {
+        return Err(named("is no file".into()));
+    }
+    let file = File::open(path).map_err(|e| named(format!("cannot be read: {e}")))?;
     let mut text = Vec::new();
     file.take(MAX_METADATA + 1).read_to_end(&mut text).map_err(|e| named(format!("cannot be read: {e}")))?;
     if text.len() as u64 > MAX_METADATA {

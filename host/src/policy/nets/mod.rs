@@ -192,6 +192,9 @@ impl Builder<'_> {
             let scale = f64::from(gain[i]) / (f64::from(variance[i]) + eps).sqrt();
             row.iter_mut().for_each(|w| *w = (f64::from(*w) * scale) as f32);
             bias[i] = ((f64::from(bias[i]) - f64::from(mean[i])) * scale + f64::from(shift[i])) as f32;
+            if !bias[i].is_finite() || row.iter().any(|w| !w.is_finite()) {
+                return Err(format!("output {i} is too large once `{prefix}` is folded into the layer before it"));
+            }
         }
         Ok(())
     }

@@ -40,9 +40,13 @@ impl Checkpoint {
         let mut archive = ZipArchive::new(file).map_err(|e| {
             format!("is no zip archive ({e}); save it with torch.save of PyTorch 1.6 or later, or as safetensors")
         })?;
-        let pickle_name =
-            archive.file_names().filter_map(Result::ok).find(|name| name.rsplit('/').next() == Some("data.pkl"));
-        let name = pickle_name.ok_or("has no data.pkl: it is no checkpoint of torch.save")?.into_owned();
+        let is_pickle = |name: &str| name.rsplit('/').next() == Some("data.pkl");
+        let mut pickles = archive.file_names().filter_map(Result::ok).filter(|name| is_pickle(name));
+        let name = pickles.next().ok_or("has no data.pkl: it is no checkpoint of torch.save")?.into_owned();
+        if pickles.next().is_some() {
+            return Err("has several entries data.pkl: it is no checkpoint of torch.save".into());
+        }
+        drop(pickles);
         let prefix = name.strip_suffix("data.pkl").unwrap_or_default().to_owned();
         let bytes = read_entry(&mut archive, &name, MAX_PICKLE)?;
         let pickle = pickle::read(&bytes).map_err(|e| format!("has a damaged pickle: {e}"))?;
@@ -153,7 +157,7 @@ fn storage_of(pickle: &Pickle, at: Ref) -> Result<(String, Kind, usize), String>
 fn index(pickle: &Pickle, at: Ref) -> Result<usize, String> {
     match pickle.get(at) {
         Value::Int(n) => usize::try_from(*n).map_err(|_| format!("has {n} where a size belongs")),
-        other => Err(format!("has {other:?} where a size belongs")),
+        _ => Err("has something else than a whole number where a size belongs".into()),
     }
 }
 

@@ -187,6 +187,17 @@ fn a_killed_run_can_be_read() {
     std::mem::forget(recording);
 }
 
+/// Few requests are on the disk after a while, too.
+#[test]
+fn what_waits_is_written_in_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let one = setup(directory.path(), settings(1 << 30, 100_000), 1, vec![route("r", &[0], true)]);
+    let recording = Recording::start(Setup { kept_in_memory: Duration::from_millis(1), ..one }).unwrap();
+    serve(&recording, 10);
+    wait_for(|| manifest(recording.directory()).rows >= 256);
+    wait_for(|| manifest(recording.directory()).requests.iter().map(|file| file.rows).sum::<u64>() == 10);
+}
+
 #[test]
 fn a_disk_that_fails_stops_the_recording_alone() {
     // Batches have 64 rows. Shards of as many are written after the first one, those of 70 when the second

@@ -32,7 +32,8 @@ fn route(name: &str, models: &[u32], recorded: bool) -> Route {
 
 fn setup(directory: &Path, settings: Settings, models: u32, routes: Vec<Route>) -> Setup {
     let models = (0..models).map(|index| model(index).info().clone()).collect();
-    Setup { directory: directory.into(), settings, models, routes }
+    let kept_in_memory = Duration::from_secs(3600);
+    Setup { directory: directory.into(), settings, models, routes, kept_in_memory }
 }
 
 fn manifest(run: &Path) -> Manifest {
