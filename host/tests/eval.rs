@@ -220,7 +220,8 @@ fn the_same_answers_for_the_same_seed() {
         rows(&details).iter().map(|row| (field(row, "point"), field(row, "text"))).collect()
     };
     let all = answers(&["--all", "--seed", "3"]);
-    assert_eq!(all.len(), 25);
+    let points: std::collections::BTreeSet<_> = all.iter().map(|(point, _)| point).collect();
+    assert!(points.len() > 5 && all.len() == 5 * points.len(), "{points:?}");
     for route in ["me", "large"] {
         let here: Vec<_> = all.iter().filter(|(point, _)| point == route).cloned().collect();
         assert_eq!(answers(&["--route", route, "--seed", "3", "--concurrency", "1"]), here);
