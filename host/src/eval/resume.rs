@@ -69,8 +69,8 @@ pub fn read(bytes: &[u8], digest: &str, file: &str) -> Result<Kept, String> {
     }
     if header.digest != digest {
         return Err(format!(
-            "{file} is of another evaluation (configuration, models, plugins, dataset, points, sampling or version \
-             differ); {advice}"
+            "{file} is of another evaluation (configuration, models, routers, plugins, dataset, points, sampling or \
+             version differ); {advice}"
         ));
     }
     let rows = (2..).zip(lines).map(|(number, line)| {
