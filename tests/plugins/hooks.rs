@@ -55,7 +55,7 @@ fn everything_crosses_the_boundary() {
     let recorder = Recorder::default();
     let mut instance = create_with(&recorder, &plugin, "{}").unwrap();
     let seen = "r 0 [ModelDescription { name: \"small\", role: \"slm\" }, ModelDescription { name: \"large\", role: \
-                \"llm\" }] 1 1000 [5, 6] Some([255, 55]) None Some(7) None Ok(WeightsInfo { tensors: [TensorInfo { name: \"w\", shape: [3, 4] }], \
+                \"llm\" }] 0 1000 [5, 6] Some([255, 55]) None Some(7) None Ok(WeightsInfo { tensors: [TensorInfo { name: \"w\", shape: [3, 4] }], \
                 metadata: \"{}\" }) Err(\"no file `none`\")";
     assert_eq!(*recorder.lines.lock().unwrap(), [(LogLevel::Warn, seen.to_owned())]);
 

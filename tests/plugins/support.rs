@@ -56,7 +56,7 @@ pub fn create_with(
 ) -> Result<Box<dyn PolicyInstance>, PolicyFailure> {
     let models = [("small", "slm"), ("large", "llm")]
         .map(|(name, role)| ModelDescription { name: name.to_owned(), role: role.to_owned() });
-    let context = Context { route: "r", model: 0, models: &models, entry: 1, vocab_size: 1000, eos: &[5, 6], services };
+    let context = Context { route: "r", model: 0, models: &models, entry: 0, vocab_size: 1000, eos: &[5, 6], services };
     plugin.create(&context, settings)
 }
 
