@@ -48,30 +48,26 @@ pub fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [
 
 #[inline(always)]
 fn sum(x: &[f32]) -> f32 {
-    let (chunks, rest) = x.as_chunks::<PANEL>();
-    let mut sums = [0.0f32; PANEL];
-    for chunk in chunks {
-        for (sum, v) in sums.iter_mut().zip(chunk) {
-            *sum += v;
-        }
-    }
-    for (sum, v) in sums.iter_mut().zip(rest) {
-        *sum += v;
-    }
-    fold(sums)
+    sum_by(x, |v| v)
 }
 
 #[inline(always)]
 fn sum_of_squares(x: &[f32]) -> f32 {
+    sum_by(x, |v| v * v)
+}
+
+/// The sum of `of` over a row, always in the same order.
+#[inline(always)]
+fn sum_by(x: &[f32], of: impl Fn(f32) -> f32) -> f32 {
     let (chunks, rest) = x.as_chunks::<PANEL>();
     let mut sums = [0.0f32; PANEL];
     for chunk in chunks {
-        for (sum, v) in sums.iter_mut().zip(chunk) {
-            *sum += v * v;
+        for (sum, &v) in sums.iter_mut().zip(chunk) {
+            *sum += of(v);
         }
     }
-    for (sum, v) in sums.iter_mut().zip(rest) {
-        *sum += v * v;
+    for (sum, &v) in sums.iter_mut().zip(rest) {
+        *sum += of(v);
     }
     fold(sums)
 }

@@ -25,35 +25,35 @@ pub enum LogLevel {
     Debug,
 }
 
-/// Services of the host, valid while [`Policy::create`](crate::Policy::create) runs.
+/// Services of the host, valid while [`Policy::create`](crate::Policy::create) runs. The defaults are those
+/// of a host without text, files or log: a test of a policy overrides what the policy asks for.
 pub trait Services {
     /// The bytes that a token stands for; `None` for an id outside the vocabulary.
-    fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>>;
+    fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>> {
+        let _ = id;
+        None
+    }
     /// The id of the token whose text is exactly `text`.
-    fn token_id(&self, text: &str) -> Option<TokenId>;
+    fn token_id(&self, text: &str) -> Option<TokenId> {
+        let _ = text;
+        None
+    }
     /// What the weights file at `path` holds. A relative path is taken from the configuration's
     /// directory. The error is one line that says what is wrong with the file.
-    fn weights(&self, path: &str) -> Result<WeightsInfo, String>;
+    fn weights(&self, path: &str) -> Result<WeightsInfo, String> {
+        Err(format!("weights `{path}`: this host reads no files"))
+    }
     /// Write to the host's log.
-    fn log(&self, level: LogLevel, message: &str);
+    fn log(&self, level: LogLevel, message: &str) {
+        let _ = (level, message);
+    }
 }
 
 /// A host without text, files or log: for tests of policies.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoServices;
 
-impl Services for NoServices {
-    fn token_bytes(&self, _: TokenId) -> Option<Vec<u8>> {
-        None
-    }
-    fn token_id(&self, _: &str) -> Option<TokenId> {
-        None
-    }
-    fn weights(&self, path: &str) -> Result<WeightsInfo, String> {
-        Err(format!("weights `{path}`: this host reads no files"))
-    }
-    fn log(&self, _: LogLevel, _: &str) {}
-}
+impl Services for NoServices {}
 
 /// Where an instance works: one instance for each (route, model).
 pub struct Context<'a> {

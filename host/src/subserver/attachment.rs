@@ -255,3 +255,46 @@ impl Attachment {
         Ok(out)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{Linked, PolicyFactory};
+    use crate::runner::NetScores;
+    use tokenrouter_plugin_api::{Context, ModelDescription, NoServices, Policy, PolicyError, net::Net};
+
+    struct Asks;
+
+    impl Policy for Asks {
+        const NAME: &'static str = "asks";
+        fn create(_: &Context<'_>, _: &str) -> Result<Self, PolicyError> {
+            Ok(Self)
+        }
+        fn requirements(&self) -> Requirements {
+            let mut requirements = Requirements::default();
+            requirements.nets.push(Net::new("n", "w"));
+            requirements
+        }
+        fn route(&mut self, _: &RouteBatch<'_>, _: &mut [Decision]) {}
+    }
+
+    #[test]
+    fn a_score_that_is_no_number_is_reported_once() {
+        let models = [ModelDescription { name: "m".into(), role: "m".into() }];
+        let context =
+            Context { route: "r", model: 0, models: &models, entry: 0, vocab_size: 9, eos: &[], services: &NoServices };
+        let policy = Linked::<Asks>::default().create(&context, "{}").unwrap();
+        let attachment = Attachment::new("r", Some(policy), vec![ModelId(0)], 0, OnError::default(), &[]);
+        let mut attachment = attachment.with_nets(vec![NetId(4)]);
+        let nets = vec![(NetId(4), NetScores { width: 1, scores: vec![0.5, f32::NAN] })];
+        let columns = Columns { nets, ..Columns::default() };
+        let mut routed = |sample| {
+            let (slot, seed, position, candidate, remaining) = (0, 0, 0, 1, 5);
+            let row =
+                RouteRow { id: 1, slot, seed, position, candidate, draft: None, came_from: None, remaining, sample };
+            attachment.route(&[row], &columns, &SignalRequest::default()).unwrap();
+            attachment.missing_score()
+        };
+        assert_eq!([0, 1, 1, 0].map(&mut routed), [false, true, false, false]);
+    }
+}

@@ -1,6 +1,6 @@
 use super::*;
 use tokenrouter_plugin_api::net::{Op, TensorInfo};
-use tokenrouter_plugin_api::{DecisionKind, LogLevel, ModelDescription, Services, SignalColumns, TokenId};
+use tokenrouter_plugin_api::{DecisionKind, ModelDescription, Services, SignalColumns};
 
 use DecisionKind::{Stay, To};
 
@@ -8,16 +8,9 @@ use DecisionKind::{Stay, To};
 struct Host(WeightsInfo);
 
 impl Services for Host {
-    fn token_bytes(&self, _: TokenId) -> Option<Vec<u8>> {
-        None
-    }
-    fn token_id(&self, _: &str) -> Option<TokenId> {
-        None
-    }
     fn weights(&self, path: &str) -> Result<WeightsInfo, String> {
         if path == "citer.pth" { Ok(self.0.clone()) } else { Err(format!("weights `{path}`: no such file")) }
     }
-    fn log(&self, _: LogLevel, _: &str) {}
 }
 
 impl Host {

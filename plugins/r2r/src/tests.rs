@@ -2,7 +2,7 @@ use super::*;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use tokenrouter_plugin_api::net::WeightsInfo;
-use tokenrouter_plugin_api::{DecisionKind, ModelDescription, Services, TokenId};
+use tokenrouter_plugin_api::{DecisionKind, ModelDescription, Services};
 
 mod fixtures;
 mod measures_tests;
@@ -22,12 +22,6 @@ struct Host {
 }
 
 impl Services for Host {
-    fn token_bytes(&self, _: TokenId) -> Option<Vec<u8>> {
-        None
-    }
-    fn token_id(&self, _: &str) -> Option<TokenId> {
-        None
-    }
     fn weights(&self, path: &str) -> Result<WeightsInfo, String> {
         self.files.get(path).cloned().ok_or_else(|| format!("weights `{path}`: no such file"))
     }

@@ -2,7 +2,7 @@
 //! answers.
 
 use super::*;
-use tokenrouter_plugin_api::{DecisionKind, ModelDescription, NoServices, Services, SignalColumns, SignalSet, TokenId};
+use tokenrouter_plugin_api::{DecisionKind, ModelDescription, Services, SignalColumns, SignalSet, TokenId};
 
 pub const VOCAB: u32 = 8;
 /// The deferral token, behind the vocabulary that both models share.
@@ -15,16 +15,9 @@ pub const STOP: TokenId = 2;
 struct Text;
 
 impl Services for Text {
-    fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>> {
-        NoServices.token_bytes(id)
-    }
     fn token_id(&self, text: &str) -> Option<TokenId> {
         (text == "<|defer|>").then_some(DEFER)
     }
-    fn weights(&self, path: &str) -> Result<tokenrouter_plugin_api::net::WeightsInfo, String> {
-        NoServices.weights(path)
-    }
-    fn log(&self, _: tokenrouter_plugin_api::LogLevel, _: &str) {}
 }
 
 /// The policy at model 0 (`slm`) or 1 (`llm`).

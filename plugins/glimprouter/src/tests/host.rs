@@ -1,8 +1,8 @@
 //! What a host does, for one request after the other.
 
 use tokenrouter_plugin_api::{
-    Context, Decision, DecisionKind, LogLevel, ModelDescription, NoServices, PeerView, Policy, RequestView, RouteBatch,
-    Services, SignalColumns, Slot, net::WeightsInfo,
+    Context, Decision, DecisionKind, ModelDescription, PeerView, Policy, RequestView, RouteBatch, Services,
+    SignalColumns, Slot,
 };
 
 use crate::{GlimpRouter, entropy as entropy_of};
@@ -14,13 +14,6 @@ impl Services for Texts {
     fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
         self.0.get(id as usize).cloned().flatten()
     }
-    fn token_id(&self, _: &str) -> Option<u32> {
-        None
-    }
-    fn weights(&self, path: &str) -> Result<WeightsInfo, String> {
-        NoServices.weights(path)
-    }
-    fn log(&self, _: LogLevel, _: &str) {}
 }
 
 pub fn create_at(

@@ -1,9 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use tokenrouter_plugin_api::net::{Net as Description, WeightsInfo};
-use tokenrouter_plugin_api::{
-    Context, LogLevel, ModelDescription, Policy, Requirements, Services, TokenId as PluginToken,
-};
+use tokenrouter_plugin_api::{Context, ModelDescription, Policy, Requirements, Services};
 
 use super::*;
 use crate::policy::nets;
@@ -24,16 +22,9 @@ fn small() -> CpuRunner {
 struct Files;
 
 impl Services for Files {
-    fn token_bytes(&self, _: PluginToken) -> Option<Vec<u8>> {
-        None
-    }
-    fn token_id(&self, _: &str) -> Option<PluginToken> {
-        None
-    }
     fn weights(&self, path: &str) -> Result<WeightsInfo, String> {
         nets::describe(&root(), path)
     }
-    fn log(&self, _: LogLevel, _: &str) {}
 }
 
 /// The net that `P` asks for with these settings at its small model.
