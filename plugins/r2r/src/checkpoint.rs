@@ -60,8 +60,11 @@ impl Checkpoint {
     /// Read the metadata of a weights file.
     pub fn read(metadata: &str) -> Result<Self, PolicyError> {
         serde_json::from_str(metadata).map_err(|e| {
+            // Its place is one in a text that nobody sees.
+            let e = e.to_string();
+            let e = e.split(" at line ").next().unwrap_or_default();
             PolicyError::new(format!(
-                "its metadata cannot be used ({e}); a router needs model_type, init_args and \
+                "the file, or the .json file beside it, cannot be used ({e}); a router needs model_type, init_args and \
                  common_args: take a .pt file as R2R saves it, or put them into a .json file of the same name \
                  beside the .safetensors file"
             ))

@@ -12,7 +12,8 @@ use super::super::args::Sampling;
 Examples:
   tokenrouter eval config/demo.toml --route rstitch --dataset models/demo/eval.jsonl
   tokenrouter eval config/demo.toml --route rstitch --route small --route large \\
-      --dataset models/demo/eval.jsonl --sweep threshold=0.01,0.03,0.1 --output out.json --plot out.svg
+      --dataset models/demo/eval.jsonl --sweep threshold=0.01,0.03,0.1 \\
+      --output out.json --plot out.svg
   tokenrouter eval config/demo.toml --route me --dataset models/demo/eval.jsonl \\
       --sweep 'weights=[{small=0.8, medium=0.1, large=0.1}, {small=0.5, medium=0.3, large=0.2}]'
   tokenrouter eval config/demo.toml --route rstitch --dataset models/demo/eval.jsonl \\

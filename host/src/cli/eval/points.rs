@@ -102,7 +102,15 @@ impl<'a> Target<'a> {
         let [route] = prepared.config.routes.as_slice() else {
             return Err(fault(format!("`{}` is a model alone; give a route with a policy", arguments.routes[0])));
         };
+        // A name that the schema does not know is refused as such, not for its bounds.
+        let mut named = route.settings.clone();
+        set(&mut named, setting, json!(null)).map_err(|e| fault(e.to_string()))?;
         let known = bounds(prepared.plugins[0].settings_schema(), setting);
+        if let Err(unknown) = validate_settings(prepared.plugins[0].settings_schema(), &named)
+            && unknown.contains("no such setting")
+        {
+            return Err(fault(unknown));
+        }
         let range = match (arguments.range, known.minimum, known.maximum) {
             (Some(range), ..) => range,
             (None, Some(minimum), Some(maximum)) => (minimum, maximum),

@@ -41,7 +41,7 @@ fn refuses_other_classes() {
 fn refuses_missing_metadata() {
     for meta in [json!({}), json!({"init_args": {}}), json!({"model_type": 3})] {
         let error = error(&File { meta, ..published() });
-        assert!(error.starts_with("its metadata cannot be used ("), "{error}");
+        assert!(error.starts_with("the file, or the .json file beside it, cannot be used ("), "{error}");
         assert!(error.contains("a router needs model_type, init_args and common_args"), "{error}");
         assert!(error.contains(".json file of the same name beside the .safetensors file"), "{error}");
     }
