@@ -254,7 +254,11 @@ fn refused() {
             "route `me[weights={large=0.3,medium=0.3,small=0.5}]`, model `small`: ",
         ),
         (&["--route", "small", "--target-share", "0.1"], "--target-share: `small` is a model alone"),
-        (&["--route", "me", "--target-share", "0.1"], "does not bound `threshold` on both sides; give --range"),
+        (
+            &["--route", "query-level", "--target-share", "0.1"],
+            "does not bound `threshold` on both sides; give --range",
+        ),
+        (&["--route", "verify", "--target-share", "0.1"], "no such setting; it takes draft_tokens"),
         (&["--route", "rstitch", "--target-share", "0.1", "--range", "0,2"], "point rstitch[threshold=2.0]: "),
         (&["--route", "small", "--answer-pattern", "x"], "--answer-pattern: \"x\" has 0 groups"),
         (&["--route", "small", "--output", "/none/at/all"], "--output: /none/at/all cannot be written"),

@@ -104,7 +104,7 @@ impl<'a> Target<'a> {
         };
         // A name that the schema does not know is refused as such, not for its bounds.
         let mut named = route.settings.clone();
-        set(&mut named, setting, json!(null)).map_err(|e| fault(e.to_string()))?;
+        set(&mut named, setting, json!(0)).map_err(|e| fault(e.to_string()))?;
         let known = bounds(prepared.plugins[0].settings_schema(), setting);
         if let Err(unknown) = validate_settings(prepared.plugins[0].settings_schema(), &named)
             && unknown.contains("no such setting")
