@@ -15,7 +15,7 @@ pub fn table(summaries: &[Summary]) -> String {
     let models = models(summaries);
     let wide = wide(summaries, &models);
     let text = if wide.lines().all(|line| line.chars().count() <= WIDTH) { wide } else { narrow(summaries) };
-    text + "accuracy with its 95 % Wilson interval; after a model's name: % of all tokens; hand-offs: changes of writer\n\
+    text + "accuracy with its 95 % Wilson interval; models: % of all tokens; hand-offs: changes of writer\n\
             per 100 tokens; tokens: mean of an answer\n"
 }
 
