@@ -89,13 +89,18 @@ impl Workspace {
         command
     }
 
-    /// Names of the plugin packages: the directories of `plugins/`.
+    /// Names of the plugin packages, after their directories in `plugins/` and `examples/`.
     fn plugins(&self) -> Result<Vec<String>> {
         let mut names = Vec::new();
-        for entry in std::fs::read_dir(self.root.join("plugins")).context("cannot list plugins/")? {
-            let path = entry?.path();
-            if let (true, Some(name)) = (path.join("Cargo.toml").is_file(), path.file_name()) {
-                names.push(format!("tokenrouter-plugin-{}", name.to_string_lossy()));
+        for (directory, prefix) in [("plugins", "tokenrouter-plugin-"), ("examples", "")] {
+            for entry in
+                std::fs::read_dir(self.root.join(directory)).with_context(|| format!("cannot list {directory}/"))?
+            {
+                let path = entry?.path();
+                if let (true, Some(name)) = (path.join("Cargo.toml").is_file(), path.file_name()) {
+                    // Libraries have `_` where packages have `-`.
+                    names.push(format!("{prefix}{}", name.to_string_lossy().replace('_', "-")));
+                }
             }
         }
         names.sort();
