@@ -1,0 +1,99 @@
+// What all kernels share. No system header is included, so that NVRTC needs no toolkit.
+//
+// bf16 is stored as `u16`. Kernels that run in a step begin with `wait_for_previous()`: launches may
+// overlap with the end of the kernel before (programmatic dependent launch), and nothing that an
+// earlier kernel wrote may be read, and nothing written, before it. Constant data (weights) may be read.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define INFINITY_F __int_as_float(0x7f800000)
+#define NAN_F __int_as_float(0x7fffffff)
+#define WARP 32
+#define FULL_MASK 0xffffffffu
+
+// All kernels before this one in the stream are complete and what they wrote is visible.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The next kernel may start, up to its own `wait_for_previous`.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ float from_bf16(u16 v) { return __int_as_float((u32)v << 16); }
+__device__ __forceinline__ float low_bf16(u32 pair) { return __int_as_float(pair << 16); }
+__device__ __forceinline__ float high_bf16(u32 pair) { return __int_as_float(pair & 0xffff0000u); }
+
+// Round to nearest even; `low` lands in the lower half.
+__device__ __forceinline__ u32 to_bf16x2(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+__device__ __forceinline__ u16 to_bf16(float v) { return (u16)to_bf16x2(v, 0.0f); }
+
+// An activation or a weight of either type.
+__device__ __forceinline__ float load(const u16* p) { return from_bf16(*p); }
+__device__ __forceinline__ float load(const float* p) { return *p; }
+__device__ __forceinline__ void store(u16* p, float v) { *p = to_bf16(v); }
+__device__ __forceinline__ void store(float* p, float v) { *p = v; }
+
+// Streamed once: not kept in L1.
+__device__ __forceinline__ uint4 load_streamed(const void* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+// c += a b for a[16, 16] and b[16, 8] of bf16, c[16, 8] of f32. With g = lane / 4 and t = lane % 4:
+// a0 = a[g][2t..], a1 = a[g + 8][2t..], a2 = a[g][2t + 8..], a3 = a[g + 8][2t + 8..];
+// b0 = b[2t..][g], b1 = b[2t + 8..][g]; c0, c1 = c[g][2t..], c2, c3 = c[g + 8][2t..].
+__device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Sums over a warp in a fixed order; every lane gets the result.
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(FULL_MASK, v, offset);
+    return v;
+}
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(FULL_MASK, v, offset));
+    return v;
+}
+
+// Sum over a block of up to 1024 threads, in a fixed order; `shared` holds 32 floats.
+__device__ __forceinline__ float block_sum(float v, float* shared) {
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = (blockDim.x + WARP - 1) / WARP;
+    v = warp_sum(v);
+    __syncthreads();
+    if (lane == 0) shared[warp] = v;
+    __syncthreads();
+    v = lane < warps ? shared[lane] : 0.0f;
+    return warp_sum(v);
+}
+
+// The head of a step's upload. See `step.rs` for the whole layout.
+struct Header {
+    u32 rows;          // rows of the batch; a bucket's other rows compute nothing that is kept
+    u32 samples;       // sampled rows
+    u32 items;         // attention work items: (row, chunk) pairs
+    u32 top_k;         // largest logits wanted of each sample, at most 128
+    u32 token_logits;  // tokens whose raw logit is wanted of each sample
+    u32 reserved[11];
+};
