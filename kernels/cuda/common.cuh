@@ -88,6 +88,43 @@ __device__ __forceinline__ float block_sum(float v, float* shared) {
     return warp_sum(v);
 }
 
+__device__ __forceinline__ void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+#if __CUDA_ARCH__ >= 900
+// Blocks of a cluster, which see each other's shared memory.
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// What block `rank` has at this place of its shared memory.
+__device__ __forceinline__ u32 place_in_block(const void* place, u32 rank) {
+    u32 own = (u32)__cvta_generic_to_shared(place), remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(own), "r"(rank));
+    return remote;
+}
+__device__ __forceinline__ float4 load_of_block(const float4* place, u32 rank) {
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(place_in_block(place, rank)));
+    return v;
+}
+__device__ __forceinline__ float2 load_of_block(const float2* place, u32 rank) {
+    float2 v;
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(place_in_block(place, rank)));
+    return v;
+}
+__device__ __forceinline__ float load_of_block(const float* place, u32 rank) {
+    float v;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(place_in_block(place, rank)));
+    return v;
+}
+#endif
+
 // The head of a step's upload. See `step.rs` for the whole layout.
 struct Header {
     u32 rows;          // rows of the batch; a bucket's other rows compute nothing that is kept
