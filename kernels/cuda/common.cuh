@@ -65,6 +65,12 @@ __device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// Place of (output, input) in packed weights, see `linear.cuh`; also the input embedding's layout.
+__device__ __forceinline__ u64 packed_index(u64 output, u32 input, u32 inputs) {
+    const u32 r = output % 16, c = input % 32;
+    return output / 16 * 16 * inputs + input / 32 * 512 + r / 8 * 256 + (r % 8 * 4 + c / 8) * 8 + c % 8;
+}
+
 // Sums over a warp in a fixed order; every lane gets the result.
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll

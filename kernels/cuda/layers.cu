@@ -14,6 +14,10 @@ __device__ __forceinline__ u32 value_index(const u16*, u32 slot, u32 d, u32) {
 }
 __device__ __forceinline__ u32 value_index(const float*, u32 slot, u32 d, u32 dim) { return slot * dim + d; }
 
+// Place of (row, column) in a matrix: packed for bf16, row by row for f32.
+__device__ __forceinline__ u64 place(const u16*, u64 row, u32 column, u32 columns) { return packed_index(row, column, columns); }
+__device__ __forceinline__ u64 place(const float*, u64 row, u32 column, u32 columns) { return row * columns + column; }
+
 // x[row] = table[tokens[row]]; with `norm`, also normed = x * norm and sums of squares by 16 columns.
 // One block a row; hidden is a multiple of 16 then.
 template <typename T>
@@ -23,9 +27,8 @@ __device__ __forceinline__ void embed(const T* table, const u32* tokens, const H
     let_next_start();
     const u32 row = blockIdx.x;
     const u32 token = row < header->rows ? tokens[row] : 0;
-    const T* from = table + (u64)token * hidden;
     for (u32 i = threadIdx.x; i < hidden; i += blockDim.x) {
-        float v = load(from + i);
+        float v = load(table + place(table, token, i, hidden));
         x[(u64)row * hidden + i] = v;
         if (norm == nullptr) continue;
         normed[(u64)row * hidden + i] = to_bf16(v * norm[i]);
@@ -270,6 +273,14 @@ attention_f32(const float* q, const float* kv, const u32* positions, const u32* 
         const u32 d = thread + 128 * j;
         if (d < dim) out[((u64)row * heads + head) * dim + d] = acc[j] / sum;
     }
+}
+
+// Rows of a matrix [rows, inputs] as read from a file into packed weights: source row r becomes row
+// r / run * stride + r % run + offset. One block a row.
+extern "C" __global__ void pack_rows(const u16* from, u32 inputs, u32 run, u32 stride, u32 offset, u16* to) {
+    const u32 r = blockIdx.x;
+    const u64 row = (u64)(r / run) * stride + r % run + offset;
+    for (u32 i = threadIdx.x; i < inputs; i += blockDim.x) to[packed_index(row, i, inputs)] = from[(u64)r * inputs + i];
 }
 
 // Random weights: out[i] uniform with the standard deviation `scale`, by a counter-based generator.

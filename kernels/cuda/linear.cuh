@@ -1,0 +1,115 @@
+// What the kernels of linear layers share: the layout of weights, their arguments and what becomes of sums.
+//
+// Packed weights. [outputs, inputs] in tiles of 16 outputs by 32 inputs, each 1 KiB, in the order in which
+// the lanes of a warp load them as the A fragments of tensor-core instructions: see `packed_index`. Tiles
+// of 16 outputs follow each other; within, tiles of 32 inputs. Missing outputs of the last tile are zero.
+// A gate and an up matrix are packed as one, eight rows of the gate and eight of the up a tile.
+//
+// Order of a sum. Inputs are dealt to slices by 64 in turn; each slice is summed in order, then the slices
+// in theirs. All kernels keep to it, so that a row's result does not depend on the kernel or on the other
+// rows. The number of slices follows from the weight's shape alone.
+#pragma once
+#include "common.cuh"
+
+// What becomes of a sum.
+enum Epilogue {
+    STORE,     // y[row][output] = sum * scale, f32
+    RESIDUAL,  // stream[row][output] += sum; the next norm's input and sums of squares
+    GATED      // of gate and up: y[row][output] = silu(gate) * up, bf16
+};
+
+struct LinearArgs {
+    const u16* w;          // packed
+    const u16* x;          // [rows, inputs]; for the layer after a norm, the rows times the norm's weight
+    const float* bias;     // [outputs] (GATED: gates, then ups) or null
+    const float* squares;  // [rows, inputs / 16]: sums of squares of the rows before the norm; null: scale 1
+    float eps;             // of the norm
+    u32 rows;
+    u32 inputs;            // multiple of 32
+    u32 outputs;
+    // STORE, GATED
+    void* y;
+    u32 pitch;             // of y
+    // RESIDUAL
+    float* stream;         // [rows, outputs]
+    const float* norm;     // [outputs]: the next norm's weight
+    u16* normed;           // [rows, outputs]: stream * norm
+    float* squares_out;    // [rows, outputs / 16]
+};
+
+__device__ __forceinline__ float silu(float v) { return v / (1.0f + expf(-v)); }
+
+__device__ __forceinline__ void add(float4& to, const float4& v) {
+    to.x += v.x;
+    to.y += v.y;
+    to.z += v.z;
+    to.w += v.w;
+}
+
+// Scale of a row by its norm; a warp computes it.
+__device__ __forceinline__ float row_scale(const LinearArgs& a, u32 row) {
+    const u32 partials = a.inputs / 16;
+    float sum = 0.0f;
+    for (u32 p = threadIdx.x % WARP; p < partials; p += WARP) sum += a.squares[(u64)row * partials + p];
+    return rsqrtf(warp_sum(sum) / (float)a.inputs + a.eps);
+}
+
+// Finish the sums of a tile of outputs at the rows `first` to `first + 7`, of which those below a.rows are
+// stored. A lane has v = (output g, row 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1); `scales` are of the
+// eight rows.
+template <Epilogue E>
+__device__ __forceinline__ void finish(const LinearArgs& a, const float4& v, u32 tile, u32 first, const float* scales) {
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const u32 r = first + 2 * t;  // and r + 1
+    const bool in0 = r < a.rows, in1 = r + 1 < a.rows;
+    if (E == GATED) {
+        const u32 o = tile * 8 + g;
+        if (o >= a.outputs) return;
+        const float gb = a.bias ? a.bias[o] : 0.0f, ub = a.bias ? a.bias[a.outputs + o] : 0.0f;
+        const float s0 = scales[2 * t], s1 = scales[2 * t + 1];
+        u16* y = (u16*)a.y + (u64)r * a.pitch + o;
+        if (in0) y[0] = to_bf16(silu(__fmaf_rn(v.x, s0, gb)) * __fmaf_rn(v.z, s0, ub));
+        if (in1) y[a.pitch] = to_bf16(silu(__fmaf_rn(v.y, s1, gb)) * __fmaf_rn(v.w, s1, ub));
+    } else if (E == STORE) {
+        const u32 o = tile * 16 + g;
+        const float s0 = scales ? scales[2 * t] : 1.0f, s1 = scales ? scales[2 * t + 1] : 1.0f;
+        float* y = (float*)a.y + (u64)r * a.pitch + o;
+        if (o < a.outputs) {
+            if (in0) y[0] = v.x * s0;
+            if (in1) y[a.pitch] = v.y * s1;
+        }
+        if (o + 8 < a.outputs) {
+            if (in0) y[8] = v.z * s0;
+            if (in1) y[a.pitch + 8] = v.w * s1;
+        }
+    } else {
+        float q0 = 0.0f, q1 = 0.0f;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const u32 o = tile * 16 + g + 8 * half;
+            if (o >= a.outputs) continue;
+            const float b = a.bias ? a.bias[o] : 0.0f, norm = a.norm[o];
+            const u64 at = (u64)r * a.outputs + o;
+            if (in0) {
+                const float x = a.stream[at] + ((half ? v.z : v.x) + b);
+                a.stream[at] = x;
+                a.normed[at] = to_bf16(x * norm);
+                q0 = __fmaf_rn(x, x, q0);
+            }
+            if (in1) {
+                const float x = a.stream[at + a.outputs] + ((half ? v.w : v.y) + b);
+                a.stream[at + a.outputs] = x;
+                a.normed[at + a.outputs] = to_bf16(x * norm);
+                q1 = __fmaf_rn(x, x, q1);
+            }
+        }
+#pragma unroll
+        for (int offset = 4; offset < WARP; offset *= 2) {
+            q0 += __shfl_xor_sync(FULL_MASK, q0, offset);
+            q1 += __shfl_xor_sync(FULL_MASK, q1, offset);
+        }
+        const u32 partials = a.outputs / 16;
+        if (g == 0 && in0) a.squares_out[(u64)r * partials + tile] = q0;
+        if (g == 0 && in1) a.squares_out[(u64)(r + 1) * partials + tile] = q1;
+    }
+}
