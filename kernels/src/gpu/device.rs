@@ -127,7 +127,8 @@ impl Device {
         Ok((free, total))
     }
 
-    /// Bind the context to the calling thread. A thread does so once before it enqueues anything.
+    /// Bind the context to the calling thread. A thread does so once before it enqueues anything. Making
+    /// and dropping things of this device does so, too: give each device a thread of its own.
     pub fn make_current(&self) -> Result<(), GpuError> {
         // SAFETY: the context is retained while `self` lives.
         driver("making the context current", unsafe { sys::cuCtxSetCurrent(self.0.context) })

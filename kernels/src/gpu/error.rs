@@ -29,6 +29,8 @@ pub enum GpuError {
     Compile { program: String, log: String },
     #[error("kernels `{program}` have no function `{function}`; use an `extern \"C\"` name")]
     NoFunction { program: String, function: String },
+    #[error("kernel `{function}`: {given} arguments given, {taken} taken; pass one for each parameter")]
+    Arguments { function: String, given: usize, taken: usize },
     #[error("cublasLt: {what}: {name}")]
     Blas { what: &'static str, code: u32, name: String },
     #[error("cublasLt: no algorithm for {shape} within {workspace} bytes of workspace; use k and n divisible by 8")]

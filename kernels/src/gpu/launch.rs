@@ -62,8 +62,6 @@ impl Args {
         self.u32(value.to_bits())
     }
 
-    /// One address for every slot, used or not: a kernel that takes more arguments than were given reads
-    /// zeros, not what lies beyond.
     fn pointers(&mut self) -> [*mut c_void; MAX_ARGS] {
         self.values.each_mut().map(|value| std::ptr::from_mut(value).cast())
     }
@@ -78,9 +76,13 @@ impl Default for Args {
 /// Enqueue `function` with `args`; nothing is allocated.
 ///
 /// # Safety
-/// The arguments are those of the kernel in number, order and type; the addresses among them hold what
+/// The arguments are those of the kernel in order and type; the addresses among them hold what
 /// the kernel reads and writes until it is done, and for as long as a graph that holds it is launched.
 pub unsafe fn launch(function: &Function, launch: &Launch, stream: &Stream, mut args: Args) -> Result<(), GpuError> {
+    if args.len != function.parameters() {
+        let (given, taken) = (args.len, function.parameters());
+        return Err(GpuError::Arguments { function: function.name().into(), given, taken });
+    }
     let mut overlap = sys::CUlaunchAttribute {
         id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
         pad: [0; 4],

@@ -133,7 +133,11 @@ fn beside(path: &Path, start: &str) -> Vec<PathBuf> {
 
 fn looked(library: Library, directories: &[PathBuf]) -> String {
     let directories: Vec<_> = directories.iter().map(|directory| directory.display().to_string()).collect();
-    format!("looked for {} on the loader's paths and in {}", library.names().join(" or "), directories.join(", "))
+    format!(
+        "looked for {} on the loader's paths, in Python's nvidia packages and in {}",
+        library.names().join(" or "),
+        directories.join(", ")
+    )
 }
 
 #[cfg(test)]
@@ -181,8 +185,8 @@ mod tests {
         let reason = looked(Library::CublasLt, &directories);
         assert_eq!(
             MissingLibrary { library: Library::CublasLt, reason }.to_string(),
-            "libcublasLt.so.13 is missing: looked for libcublasLt.so.13 or libcublasLt.so.12 on the loader's paths and \
-             in /a, /b; install the CUDA toolkit or set CUDA_HOME or LD_LIBRARY_PATH"
+            "libcublasLt.so.13 is missing: looked for libcublasLt.so.13 or libcublasLt.so.12 on the loader's paths, in \
+             Python's nvidia packages and in /a, /b; install the CUDA toolkit or set CUDA_HOME or LD_LIBRARY_PATH"
         );
     }
 
