@@ -1,6 +1,6 @@
-//! Numeric kernels on the CPU, in f32.
+//! Numeric kernels: on the CPU, in f32, and ([`gpu`]) what CUDA kernels are compiled and launched with.
 //!
-//! All of them are *batch invariant*: the result of a row is made by the same operations in the same
+//! All CPU kernels are *batch invariant*: the result of a row is made by the same operations in the same
 //! order whatever other rows are computed with it and however many threads share the work. Batching,
 //! chunking and scheduling therefore cannot change a bit of any result.
 
@@ -9,6 +9,7 @@ mod convert;
 mod distribution;
 mod elementwise;
 mod exp;
+pub mod gpu;
 mod linear;
 mod norm;
 mod rope;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::{Workspace, step::step};
+use crate::{Workspace, kernels, step::step};
 
 const CARGO_DENY: &str = "0.20.2";
 /// A database that has not come by then will not come.
@@ -16,7 +16,8 @@ pub fn before_tests(workspace: &Workspace) -> Result<()> {
     step("checking the format", &mut workspace.cargo(&["fmt", "--all", "--check"]))?;
     let clippy = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
     step("running the lints (the first time takes minutes)", &mut workspace.cargo(&clippy))?;
-    dependencies(workspace)
+    dependencies(workspace)?;
+    kernels::compile(workspace)
 }
 
 /// Licences, bans and sources of all dependencies, and advisories if their database can be had.

@@ -1,6 +1,7 @@
 //! `cargo xtask …`: everything that takes more than one `cargo` command.
 
 mod checks;
+mod kernels;
 mod python;
 mod step;
 
@@ -18,7 +19,8 @@ Commands:
   build [--release]    build the server and the plugins (without --release the tests, too)
   serve [-- ARGS]      build them for release, then serve config/demo.toml (ARGS go to `tokenrouter serve`)
   test                 build everything, then run the tests of Rust, of the documentation and of Python
-  ci                   format, lints and dependencies, then what `test` does
+  kernels              compile every CUDA source (needs no GPU)
+  ci                   format, lints, dependencies and CUDA sources, then what `test` does
 ";
 
 fn main() -> ExitCode {
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
         ["serve"] => workspace().and_then(|w| w.serve(&[])),
         ["serve", "--", rest @ ..] => workspace().and_then(|w| w.serve(rest)),
         ["test"] => workspace().and_then(|w| w.test()),
+        ["kernels"] => workspace().and_then(|w| kernels::compile(&w)),
         ["ci"] => workspace().and_then(|w| checks::before_tests(&w).and_then(|()| w.test())),
         ["help" | "--help" | "-h"] => {
             print!("{USAGE}");

@@ -1,0 +1,389 @@
+//! The GPU layer on a device. Without one each test passes and says why it did nothing, unless
+//! `TOKENROUTER_REQUIRE_GPU` is set.
+
+// Reason: enqueueing work is unsafe.
+#![allow(unsafe_code)]
+#![allow(clippy::unwrap_used)]
+
+use half::bf16;
+use tokenrouter_kernels::gpu::{
+    ALIGNMENT, Arena, Args, Device, DevicePtr, Event, Function, GemmShape, GpuError, HEADERS, Launch, Library, Matmul,
+    Module, Operands, OutType, Pinned, Pod, Priority, Program, Stream, compile_cubin, launch, libraries,
+};
+
+const SOURCE: &str = r#"
+#include "common.cuh"
+extern "C" __global__ void add(u32* y, const u32* x, u32 n, VALUE value, float scale, u64 wide) {
+    wait_for_previous();
+    let_next_start();
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = (u32)((float)((int)x[i] + value) * scale) + (u32)(wide >> 40);
+}
+extern "C" __global__ void reverse(u32* y) {
+    extern __shared__ u32 shared[];
+    shared[threadIdx.x * 64] = y[threadIdx.x];
+    __syncthreads();
+    y[threadIdx.x] = shared[(blockDim.x - 1 - threadIdx.x) * 64];
+}
+extern "C" __global__ void fault(u32* y) { y[1ull << 40] = 1; }
+"#;
+
+fn program(defines: &[String]) -> Program<'_> {
+    Program { name: "test.cu", source: SOURCE, headers: HEADERS, defines, arch_suffix: "" }
+}
+
+struct Gpu {
+    device: Device,
+    stream: Stream,
+    arena: Arena,
+}
+
+impl Gpu {
+    /// `None`, with the reason printed, where there is no device.
+    fn open() -> Option<Self> {
+        let device = libraries::find().map_err(GpuError::from).and_then(|()| Device::open(0));
+        let device = match device {
+            Err(reason) if std::env::var_os("TOKENROUTER_REQUIRE_GPU").is_none() => {
+                eprintln!("skipped: {reason}");
+                return None;
+            }
+            device => device.unwrap(),
+        };
+        let stream = Stream::new(&device, Priority::High).unwrap();
+        let arena = Arena::new(&device, 256 << 20).unwrap();
+        Some(Self { device, stream, arena })
+    }
+
+    fn module(&self) -> Module {
+        let module = Module::compile(&self.device, &program(&["VALUE=int".into()]), None).unwrap();
+        assert_eq!(module.log(), "");
+        module
+    }
+
+    fn upload<T: Pod>(&mut self, values: &[T]) -> DevicePtr {
+        let mut host = Pinned::new(&self.device, values.len()).unwrap();
+        host.copy_from_slice(values);
+        let at = self.arena.alloc(host.bytes()).unwrap();
+        // SAFETY: as large as `host`, which lives until the copy is done.
+        unsafe { self.stream.upload_async(at, &host, host.bytes()) }.unwrap();
+        self.stream.synchronize().unwrap();
+        at
+    }
+
+    fn download<T: Pod>(&self, from: DevicePtr, len: usize) -> Vec<T> {
+        let mut host = Pinned::new(&self.device, len).unwrap();
+        let bytes = host.bytes();
+        // SAFETY: callers ask for what they uploaded; `host` lives until the copy is done.
+        unsafe { self.stream.download_async(&mut host, from, bytes) }.unwrap();
+        self.stream.synchronize().unwrap();
+        host.to_vec()
+    }
+}
+
+/// A fixed sequence in [-1, 1).
+fn noise(len: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 8) as f32 / (1u32 << 23) as f32 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+#[test]
+fn these_kernels_compile() {
+    if let Err(missing) = libraries::require(Library::Nvrtc) {
+        eprintln!("skipped: {missing}");
+        return;
+    }
+    for arch in ["sm_80", "sm_90"] {
+        assert_eq!(compile_cubin(arch, &program(&["VALUE=int".into()])).unwrap().log, "");
+    }
+}
+
+#[test]
+fn the_device_describes_itself() {
+    let Some(gpu) = Gpu::open() else { return };
+    let device = &gpu.device;
+    let (free, total) = device.memory().unwrap();
+    eprintln!("{device:?}: {free} of {total} bytes free");
+    assert!(!device.name().is_empty() && device.capability() >= (8, 0) && device.multiprocessors() > 0);
+    assert!(device.shared_memory_limit() >= 96 << 10 && device.l2_bytes() > 1 << 20 && free <= total);
+    let count = Device::count().unwrap();
+    let error = Device::open(count).unwrap_err();
+    assert!(matches!(error, GpuError::NoDevice { ordinal, count: c } if ordinal == count && c == count), "{error}");
+}
+
+#[test]
+fn what_is_uploaded_copied_and_filled_comes_back() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    let values = noise(100_003, 1);
+    let first = gpu.upload(&values);
+    let second = gpu.arena.alloc(4 * values.len()).unwrap();
+    assert!(first.0.is_multiple_of(ALIGNMENT as u64) && second.0 >= first.0 + 4 * values.len() as u64);
+    // SAFETY: both are as large as `values`.
+    unsafe {
+        gpu.stream.copy_async(second, first, 4 * values.len()).unwrap();
+        gpu.stream.fill_u32_async(first, 0xdead_beef, 1000).unwrap();
+        gpu.stream.fill_u8_async(first.offset(4000), 7, 400).unwrap();
+    }
+    assert_eq!(gpu.download::<f32>(second, values.len()), values);
+    let filled: Vec<u32> = gpu.download(first, 1101);
+    assert!(filled[..1000].iter().all(|v| *v == 0xdead_beef) && filled[1000..1100].iter().all(|v| *v == 0x0707_0707));
+    assert_eq!(filled[1100], values[1100].to_bits());
+}
+
+#[test]
+fn too_large_an_arena_gives_the_numbers() {
+    let Some(gpu) = Gpu::open() else { return };
+    let error = Arena::new(&gpu.device, 1 << 45).unwrap_err();
+    assert!(matches!(error, GpuError::OutOfMemory { wanted, free } if wanted == 1 << 45 && free > 0), "{error}");
+    assert!(!error.is_fatal());
+    gpu.stream.synchronize().unwrap();
+}
+
+/// `add` from one buffer to the other and back, each launch overlapping with the one before.
+///
+/// # Safety
+/// Both hold `n` words.
+unsafe fn ping_pong(
+    gpu: &Gpu,
+    add: &Function,
+    (a, b): (DevicePtr, DevicePtr),
+    n: u32,
+    overlap: bool,
+) -> Result<(), GpuError> {
+    let config = Launch { grid: [n.div_ceil(128), 1, 1], block: 128, shared: 0, overlap };
+    for (to, from) in [(b, a), (a, b)].into_iter().cycle().take(10) {
+        let args = Args::new().ptr(to).ptr(from).u32(n).i32(-2).f32(1.0).u64(5 << 40);
+        // SAFETY: the caller's.
+        unsafe { launch(add, &config, &gpu.stream, args)? };
+    }
+    Ok(())
+}
+
+#[test]
+fn kernels_run_in_order_eagerly_and_in_a_graph() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    let add = gpu.module().function("add").unwrap();
+    let attributes = add.attributes().unwrap();
+    assert!(attributes.registers > 0 && attributes.local == 0, "{attributes:?}");
+    assert_eq!(add.parameters(), 6);
+    let config = Launch { grid: [1; 3], block: 1, shared: 0, overlap: false };
+    // SAFETY: refused before anything is launched.
+    let error = unsafe { launch(&add, &config, &gpu.stream, Args::new().u32(1)) }.unwrap_err();
+    assert!(matches!(error, GpuError::Arguments { given: 1, taken: 6, .. }), "{error}");
+    let start: Vec<u32> = (0..300_001).map(|i| i + 2).collect();
+    let n = start.len() as u32;
+    let buffers = (gpu.upload(&start), gpu.upload(&start));
+    let mut total = 0;
+    for overlap in [false, true] {
+        // SAFETY: both buffers hold `n` words, also for the graph.
+        unsafe {
+            ping_pong(&gpu, &add, buffers, n, overlap).unwrap();
+            let graph = gpu.stream.capture(|| ping_pong(&gpu, &add, buffers, n, overlap)).unwrap();
+            assert_eq!(graph.nodes(), 10);
+            graph.upload(&gpu.stream).unwrap();
+            graph.launch(&gpu.stream).unwrap();
+            graph.launch(&gpu.stream).unwrap();
+        }
+        total += 3 * 10 * 3;
+        let expected: Vec<u32> = start.iter().map(|v| v + total).collect();
+        assert_eq!(gpu.download::<u32>(buffers.0, start.len()), expected, "overlap {overlap}");
+    }
+}
+
+#[test]
+fn a_capture_that_fails_leaves_the_stream_usable() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    let at = gpu.upload(&[1u32]);
+    // SAFETY: one word.
+    let fill = |value| unsafe { gpu.stream.fill_u32_async(at, value, 1) };
+    let failed = gpu.stream.capture(|| {
+        fill(2)?;
+        Err(GpuError::OldDriver(1, 2))
+    });
+    assert!(matches!(failed, Err(GpuError::OldDriver(1, 2))));
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _ = gpu.stream.capture(|| panic!("inside a capture"));
+    }));
+    assert!(panicked.is_err());
+    assert!(gpu.stream.capture(|| gpu.stream.synchronize()).is_err(), "a capture cannot wait");
+    assert_eq!(gpu.download::<u32>(at, 1), [1], "nothing of a failed capture ran");
+    let graph = gpu.stream.capture(|| fill(3)).unwrap();
+    // SAFETY: the word is still there.
+    unsafe { graph.launch(&gpu.stream) }.unwrap();
+    assert_eq!(gpu.download::<u32>(at, 1), [3]);
+}
+
+#[test]
+fn a_kernel_gets_more_than_48_kib_of_shared_memory() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    let reverse = gpu.module().function("reverse").unwrap();
+    let values: Vec<u32> = (0..256).collect();
+    let at = gpu.upload(&values);
+    let config = Launch { grid: [1; 3], block: 256, shared: 256 * 64 * 4, overlap: false };
+    // SAFETY: one word for each thread.
+    let run = || unsafe { launch(&reverse, &config, &gpu.stream, Args::new().ptr(at)) };
+    let refused = run().unwrap_err();
+    assert!(!refused.is_fatal(), "{refused}");
+    reverse.set_max_dynamic_shared(config.shared).unwrap();
+    run().unwrap();
+    assert!(gpu.download::<u32>(at, 256).into_iter().eq((0..256).rev()));
+}
+
+#[test]
+fn events_order_streams_and_tell_the_time() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    let bytes = 64 << 20;
+    let at = gpu.arena.alloc(bytes).unwrap();
+    let other = Stream::new(&gpu.device, Priority::Low).unwrap();
+    let (start, end) = (Event::new(&gpu.device).unwrap(), Event::new(&gpu.device).unwrap());
+    start.record(&gpu.stream).unwrap();
+    // SAFETY: as large as asked for.
+    unsafe {
+        gpu.stream.fill_u8_async(at, 1, bytes).unwrap();
+        end.record(&gpu.stream).unwrap();
+        other.wait_for(&end).unwrap();
+        other.fill_u8_async(at, 2, bytes).unwrap();
+    }
+    other.synchronize().unwrap();
+    let ms = Event::elapsed_ms(&start, &end).unwrap();
+    // 64 MiB at 50 GB/s to 20 TB/s.
+    assert!((0.003..1.5).contains(&ms), "{ms}");
+    assert!(gpu.download::<u8>(at, bytes).iter().all(|v| *v == 2));
+}
+
+#[test]
+fn compiled_kernels_are_cached_and_a_damaged_file_is_made_anew() {
+    let Some(gpu) = Gpu::open() else { return };
+    let home = tempfile::tempdir().unwrap();
+    let defines = ["VALUE=int".to_owned()];
+    let compile = |directory| Module::compile(&gpu.device, &program(&defines), Some(directory)).unwrap();
+    assert!(!compile(home.path()).cached());
+    let cached = compile(home.path());
+    assert!(cached.cached());
+    cached.function("add").unwrap();
+    let error = cached.function("nothing").unwrap_err();
+    assert!(matches!(&error, GpuError::NoFunction { function, .. } if function == "nothing"), "{error}");
+    let file = std::fs::read_dir(home.path()).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[100] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    assert!(!compile(home.path()).cached());
+    assert!(compile(home.path()).cached());
+    assert!(!compile(&file.join("not-a-directory")).cached());
+}
+
+#[test]
+fn products_agree_with_the_cpu() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    let workspace = gpu.arena.alloc(32 << 20).unwrap();
+    let flush = (gpu.arena.alloc(80 << 20).unwrap(), 80 << 20);
+    let mut matmul = Matmul::new(&gpu.device, workspace, 32 << 20).unwrap();
+    for (rows, outputs, inputs) in [(1, 64, 128), (4, 256, 128), (33, 192, 320), (8, 4096, 1024)] {
+        let size = (rows * outputs) as usize;
+        let [x, w, before] = [(rows * inputs) as usize, (outputs * inputs) as usize, size]
+            .map(|len| noise(len, len as u32).into_iter().map(bf16::from_f32).collect::<Vec<_>>());
+        let bits = |values: &[bf16]| values.iter().map(|v| v.to_bits()).collect::<Vec<u16>>();
+        let (x_at, w_at) = (gpu.upload(&bits(&x)), gpu.upload(&bits(&w)));
+        for (out, accumulate) in
+            [(OutType::Bf16, false), (OutType::Bf16, true), (OutType::F32, false), (OutType::F32, true)]
+        {
+            let shape = GemmShape { rows, outputs, inputs, out, accumulate };
+            // What was in y must not matter, unless it is added to.
+            let before: Vec<f32> = before.iter().map(|v| if accumulate { v.to_f32() } else { f32::NAN }).collect();
+            let start = match out {
+                OutType::F32 => gpu.upload(&before),
+                OutType::Bf16 => gpu.upload(&bits(&before.iter().map(|v| bf16::from_f32(*v)).collect::<Vec<_>>())),
+            };
+            let y = gpu.arena.alloc(4 * size).unwrap();
+            let bytes = if out == OutType::F32 { 4 * size } else { 2 * size };
+            let operands = Operands { x: x_at, w: w_at, y };
+            // SAFETY: all is allocated, with the sizes of the shape.
+            let mut results = unsafe {
+                let unplanned = matmul.run(&gpu.stream, &shape, operands).unwrap_err();
+                assert!(matches!(unplanned, GpuError::NotPlanned { .. }));
+                matmul.plan(&gpu.stream, shape, operands, flush).unwrap();
+                matmul.plan(&gpu.stream, shape, operands, flush).unwrap();
+                let shifted = Operands { x: x_at.offset(2), ..operands };
+                let misaligned = matmul.run(&gpu.stream, &shape, shifted).unwrap_err();
+                assert!(matches!(misaligned, GpuError::Misaligned { operand: "x", .. }));
+                let step = || {
+                    gpu.stream.copy_async(y, start, bytes)?;
+                    matmul.run(&gpu.stream, &shape, operands)
+                };
+                step().unwrap();
+                let eager = read(&gpu, y, size, out);
+                let graph = gpu.stream.capture(step).unwrap();
+                graph.launch(&gpu.stream).unwrap();
+                [eager, read(&gpu, y, size, out)]
+            };
+            let [eager, captured] = &mut results;
+            assert_eq!(eager, captured, "{shape}: the same algorithm gives the same bits");
+            let (mut error, mut scale) = (0f32, 0f32);
+            for (i, y) in eager.iter().enumerate() {
+                let (row, output) = (i / outputs as usize * inputs as usize, i % outputs as usize * inputs as usize);
+                let products = (0..inputs as usize).map(|k| x[row + k].to_f32() * w[output + k].to_f32());
+                let expected = products.sum::<f32>() + if accumulate { before[i] } else { 0.0 };
+                // `max` would drop a NaN.
+                assert!(y.is_finite(), "{shape}: {y} at {i}");
+                error = error.max((y - expected).abs());
+                scale = scale.max(expected.abs());
+            }
+            assert!(error <= 1e-2 * scale, "{shape}: error {error}, largest {scale}");
+        }
+    }
+}
+
+fn read(gpu: &Gpu, y: DevicePtr, size: usize, out: OutType) -> Vec<f32> {
+    match out {
+        OutType::F32 => gpu.download(y, size),
+        OutType::Bf16 => gpu.download::<u16>(y, size).into_iter().map(|v| bf16::from_bits(v).to_f32()).collect(),
+    }
+}
+
+#[test]
+fn a_shape_that_cannot_be_computed_is_an_error_with_the_shape() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    let at = gpu.arena.alloc(1 << 20).unwrap();
+    let mut matmul = Matmul::new(&gpu.device, at, 1 << 16).unwrap();
+    let shape = GemmShape { rows: 3, outputs: 5, inputs: 7, out: OutType::Bf16, accumulate: false };
+    let at = at.offset(1 << 17);
+    // SAFETY: x, w and y fit into what is left of the allocation.
+    let planned =
+        unsafe { matmul.plan(&gpu.stream, shape, Operands { x: at, w: at.offset(4096), y: at.offset(8192) }, (at, 0)) };
+    // Whether odd sizes work is up to cublasLt; if not, the message has the shape.
+    if let Err(error) = planned {
+        assert!(matches!(error, GpuError::NoAlgorithm { .. }) && error.to_string().contains("w[5, 7]"), "{error}");
+    }
+}
+
+/// The fault ends the context of the whole process: it happens in another one.
+#[test]
+fn a_kernel_that_faults_is_a_fatal_error() {
+    const CHILD: &str = "TOKENROUTER_TEST_FAULT";
+    let Some(mut gpu) = Gpu::open() else { return };
+    if std::env::var_os(CHILD).is_none() {
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_kernel_that_faults_is_a_fatal_error", "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&child.stderr);
+        assert!(child.status.success() && text.contains("the fault came out"), "{text}");
+        return;
+    }
+    let fault = gpu.module().function("fault").unwrap();
+    let at = gpu.upload(&[0u32]);
+    let config = Launch { grid: [1; 3], block: 1, shared: 0, overlap: false };
+    // SAFETY: none; that is the test. The address is outside of all allocations.
+    unsafe { launch(&fault, &config, &gpu.stream, Args::new().ptr(at)) }.unwrap();
+    let error = gpu.stream.synchronize().unwrap_err();
+    assert!(error.is_fatal(), "{error}");
+    let later = gpu.device.memory().and_then(|_| Arena::new(&gpu.device, 4096)).unwrap_err();
+    assert!(later.is_fatal(), "{later}");
+    eprintln!("the fault came out: {error}");
+}

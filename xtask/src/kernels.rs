@@ -1,0 +1,55 @@
+//! Compiling every CUDA source with NVIDIA's compiler, which needs no GPU.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::{Workspace, python, step::step};
+
+/// The oldest architecture that is supported, and the one that is tuned for.
+const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90"];
+
+/// Compile `kernels/cuda/*.cu` with warnings as errors.
+pub fn compile(workspace: &Workspace) -> Result<()> {
+    let nvcc = nvcc(workspace)?;
+    let directory = workspace.root.join("kernels").join("cuda");
+    let out = workspace.target.join("cubin");
+    std::fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
+    for source in sorted(&directory)?.iter().filter(|path| path.extension().is_some_and(|e| e == "cu")) {
+        let name = source.file_stem().unwrap_or_default().to_string_lossy();
+        for architecture in ARCHITECTURES {
+            let mut command = Command::new(&nvcc);
+            command
+                .args(["-std=c++17", "-O3", "-Werror", "all-warnings", "-cubin", "-arch", architecture, "-I"])
+                .arg(&directory)
+                .arg(source)
+                .arg("-o")
+                .arg(out.join(format!("{name}.{architecture}.cubin")));
+            step(&format!("compiling {name}.cu for {architecture}"), &mut command)?;
+        }
+    }
+    Ok(())
+}
+
+/// The compiler, installed once from Python packages of fixed versions.
+fn nvcc(workspace: &Workspace) -> Result<PathBuf> {
+    let home = workspace.target.join("cuda-13.0");
+    let requirements = workspace.root.join("xtask").join("cuda-requirements.txt");
+    python::environment(&home, &requirements, "installing the CUDA compiler (once, 270 MB)")?;
+    let libraries = home.join("lib");
+    for python in sorted(&libraries)? {
+        let nvcc = python.join("site-packages").join("nvidia").join("cu13").join("bin").join("nvcc");
+        if nvcc.is_file() {
+            return Ok(nvcc);
+        }
+    }
+    bail!("no nvcc below {}; remove {} and try again", libraries.display(), home.display())
+}
+
+fn sorted(directory: &Path) -> Result<Vec<PathBuf>> {
+    let list = || std::fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
+    let mut paths = list().with_context(|| format!("cannot list {}", directory.display()))?;
+    paths.sort();
+    Ok(paths)
+}
