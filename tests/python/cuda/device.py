@@ -51,6 +51,7 @@ def header(samples, token_logits=0, rows=None):
 
 def microseconds(launch, repeats=20, replays=50):
     """Median time of `launch` on a stream, from replays of a graph that holds it `repeats` times."""
+    cupy.cuda.Device().synchronize()  # the uploads went another way
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         launch()
