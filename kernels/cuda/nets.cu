@@ -7,7 +7,6 @@
 
 #define THREADS 256
 #define WARPS (THREADS / WARP)
-#define LINEAR_SLOTS 8  // slots that share one read of the weights
 #define PAGE 16
 #define LIST 128  // columns of the top values of `sampling.cu`
 
@@ -54,7 +53,8 @@ __device__ __forceinline__ void dot_rows(const float* weight, const float* x, u3
     }
 }
 
-// out = x weight^T + bias; weight [outputs, inputs], `bias` null for none. A warp an output: ceil(outputs / 8) blocks.
+// out = x weight^T + bias; weight [outputs, inputs], `bias` null for none. A warp an output: ceil(outputs / 8) blocks. Up
+// to eight slots share a read of the weights.
 extern "C" __global__ void __launch_bounds__(THREADS)
     net_linear(const Header* header, const float* weight, const float* bias, const float* x, u32 x_pitch, u32 inputs,
                u32 outputs, float* out, u32 out_pitch) {

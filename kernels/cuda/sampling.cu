@@ -128,9 +128,8 @@ __device__ u64 threshold(u64 best, u32 wanted, u32* shared) {
     return max(low, (u64)1);
 }
 
-// Sorts `count` different keys, largest first. A barrier before and after is included.
+// Sorts `count` different keys, largest first. Between this and what others wrote must be a barrier; one is at its end.
 __device__ void sort_keys(u64* keys, u32 count) {
-    __syncthreads();
     if (count <= CHUNK_THREADS) {
         u64 key = threadIdx.x < count ? keys[threadIdx.x] : 0;
         u32 rank = 0;
