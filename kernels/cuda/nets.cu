@@ -172,7 +172,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) net_copy(const Header* hea
     out[(u64)blockIdx.y * out_pitch + i] = x[(u64)blockIdx.y * x_pitch + i];
 }
 
-// The candidates' rows of `table` [vocabulary, width].
+// The candidates' rows of `table` [vocabulary, width], in f32 row by row or in bf16 packed (`linear.cuh`).
+__device__ __forceinline__ float at(const float* table, u32 row, u32 i, u32 width) { return table[(u64)row * width + i]; }
+__device__ __forceinline__ float at(const u16* table, u32 row, u32 i, u32 width) { return from_bf16(table[packed_index(row, i, width)]); }
 template <typename T>
 __device__ __forceinline__ void embedding(const Header* header, const SampleOut* samples, const T* table, u32 width,
                                           float* out, u32 out_pitch) {
@@ -180,7 +182,7 @@ __device__ __forceinline__ void embedding(const Header* header, const SampleOut*
     let_next_start();
     u32 i = blockIdx.x * THREADS + threadIdx.x;
     if (blockIdx.y >= header->samples || i >= width) return;
-    out[(u64)blockIdx.y * out_pitch + i] = load(table + (u64)samples[blockIdx.y].token * width + i);
+    out[(u64)blockIdx.y * out_pitch + i] = at(table, samples[blockIdx.y].token, i, width);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     net_embedding_f32(const Header* header, const SampleOut* samples, const float* table, u32 width, float* out,
@@ -188,8 +190,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     embedding(header, samples, table, width, out, out_pitch);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
-    net_embedding_bf16(const Header* header, const SampleOut* samples, const u16* table, u32 width, float* out,
-                       u32 out_pitch) {
+    net_embedding_packed(const Header* header, const SampleOut* samples, const u16* table, u32 width, float* out,
+                         u32 out_pitch) {
     embedding(header, samples, table, width, out, out_pitch);
 }
 

@@ -5,10 +5,9 @@
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
-use half::bf16;
 use tokenrouter_kernels::gpu::{
-    ALIGNMENT, Arena, Args, Device, DevicePtr, Event, Function, GemmShape, GpuError, HEADERS, Launch, Library, Matmul,
-    Module, Operands, OutType, Pinned, Pod, Priority, Program, Stream, compile_cubin, launch, libraries,
+    ALIGNMENT, Arena, Args, Device, DevicePtr, Event, Function, GpuError, HEADERS, Launch, Library, Module, Pinned,
+    Pod, Priority, Program, Stream, compile_cubin, launch, libraries,
 };
 
 const SOURCE: &str = r#"
@@ -155,9 +154,9 @@ unsafe fn ping_pong(
     n: u32,
     overlap: bool,
 ) -> Result<(), GpuError> {
-    let config = Launch { grid: [n.div_ceil(128), 1, 1], block: 128, shared: 0, overlap };
+    let config = Launch { grid: [n.div_ceil(128), 1, 1], block: 128, cluster: 1, shared: 0, overlap };
     for (to, from) in [(b, a), (a, b)].into_iter().cycle().take(10) {
-        let args = Args::new().ptr(to).ptr(from).u32(n).i32(-2).f32(1.0).u64(5 << 40);
+        let args = Args::new().ptr(to).ptr(from).u32(n).value(&-2i32).f32(1.0).u64(5 << 40);
         // SAFETY: the caller's.
         unsafe { launch(add, &config, &gpu.stream, args)? };
     }
@@ -171,7 +170,7 @@ fn kernels_run_in_order_eagerly_and_in_a_graph() {
     let attributes = add.attributes().unwrap();
     assert!(attributes.registers > 0 && attributes.local == 0, "{attributes:?}");
     assert_eq!(add.parameters(), 6);
-    let config = Launch { grid: [1; 3], block: 1, shared: 0, overlap: false };
+    let config = Launch { grid: [1; 3], block: 1, cluster: 1, shared: 0, overlap: false };
     // SAFETY: refused before anything is launched.
     let error = unsafe { launch(&add, &config, &gpu.stream, Args::new().u32(1)) }.unwrap_err();
     assert!(matches!(error, GpuError::Arguments { given: 1, taken: 6, .. }), "{error}");
@@ -224,7 +223,7 @@ fn a_kernel_gets_more_than_48_kib_of_shared_memory() {
     let reverse = gpu.module().function("reverse").unwrap();
     let values: Vec<u32> = (0..256).collect();
     let at = gpu.upload(&values);
-    let config = Launch { grid: [1; 3], block: 256, shared: 256 * 64 * 4, overlap: false };
+    let config = Launch { grid: [1; 3], block: 256, shared: 256 * 64 * 4, cluster: 1, overlap: false };
     // SAFETY: one word for each thread.
     let run = || unsafe { launch(&reverse, &config, &gpu.stream, Args::new().ptr(at)) };
     let refused = run().unwrap_err();
@@ -277,90 +276,6 @@ fn compiled_kernels_are_cached_and_a_damaged_file_is_made_anew() {
     assert!(!compile(&file.join("not-a-directory")).cached());
 }
 
-#[test]
-fn products_agree_with_the_cpu() {
-    let Some(mut gpu) = Gpu::open() else { return };
-    let workspace = gpu.arena.alloc(32 << 20).unwrap();
-    let flush = (gpu.arena.alloc(80 << 20).unwrap(), 80 << 20);
-    let mut matmul = Matmul::new(&gpu.device, workspace, 32 << 20).unwrap();
-    for (rows, outputs, inputs) in [(1, 64, 128), (4, 256, 128), (33, 192, 320), (8, 4096, 1024)] {
-        let size = (rows * outputs) as usize;
-        let [x, w, before] = [(rows * inputs) as usize, (outputs * inputs) as usize, size]
-            .map(|len| noise(len, len as u32).into_iter().map(bf16::from_f32).collect::<Vec<_>>());
-        let bits = |values: &[bf16]| values.iter().map(|v| v.to_bits()).collect::<Vec<u16>>();
-        let (x_at, w_at) = (gpu.upload(&bits(&x)), gpu.upload(&bits(&w)));
-        for (out, accumulate) in
-            [(OutType::Bf16, false), (OutType::Bf16, true), (OutType::F32, false), (OutType::F32, true)]
-        {
-            let shape = GemmShape { rows, outputs, inputs, out, accumulate };
-            // What was in y must not matter, unless it is added to.
-            let before: Vec<f32> = before.iter().map(|v| if accumulate { v.to_f32() } else { f32::NAN }).collect();
-            let start = match out {
-                OutType::F32 => gpu.upload(&before),
-                OutType::Bf16 => gpu.upload(&bits(&before.iter().map(|v| bf16::from_f32(*v)).collect::<Vec<_>>())),
-            };
-            let y = gpu.arena.alloc(4 * size).unwrap();
-            let bytes = if out == OutType::F32 { 4 * size } else { 2 * size };
-            let operands = Operands { x: x_at, w: w_at, y };
-            // SAFETY: all is allocated, with the sizes of the shape.
-            let mut results = unsafe {
-                let unplanned = matmul.run(&gpu.stream, &shape, operands).unwrap_err();
-                assert!(matches!(unplanned, GpuError::NotPlanned { .. }));
-                matmul.plan(&gpu.stream, shape, operands, flush).unwrap();
-                matmul.plan(&gpu.stream, shape, operands, flush).unwrap();
-                let shifted = Operands { x: x_at.offset(2), ..operands };
-                let misaligned = matmul.run(&gpu.stream, &shape, shifted).unwrap_err();
-                assert!(matches!(misaligned, GpuError::Misaligned { operand: "x", .. }));
-                let step = || {
-                    gpu.stream.copy_async(y, start, bytes)?;
-                    matmul.run(&gpu.stream, &shape, operands)
-                };
-                step().unwrap();
-                let eager = read(&gpu, y, size, out);
-                let graph = gpu.stream.capture(step).unwrap();
-                graph.launch(&gpu.stream).unwrap();
-                [eager, read(&gpu, y, size, out)]
-            };
-            let [eager, captured] = &mut results;
-            assert_eq!(eager, captured, "{shape}: the same algorithm gives the same bits");
-            let (mut error, mut scale) = (0f32, 0f32);
-            for (i, y) in eager.iter().enumerate() {
-                let (row, output) = (i / outputs as usize * inputs as usize, i % outputs as usize * inputs as usize);
-                let products = (0..inputs as usize).map(|k| x[row + k].to_f32() * w[output + k].to_f32());
-                let expected = products.sum::<f32>() + if accumulate { before[i] } else { 0.0 };
-                // `max` would drop a NaN.
-                assert!(y.is_finite(), "{shape}: {y} at {i}");
-                error = error.max((y - expected).abs());
-                scale = scale.max(expected.abs());
-            }
-            assert!(error <= 1e-2 * scale, "{shape}: error {error}, largest {scale}");
-        }
-    }
-}
-
-fn read(gpu: &Gpu, y: DevicePtr, size: usize, out: OutType) -> Vec<f32> {
-    match out {
-        OutType::F32 => gpu.download(y, size),
-        OutType::Bf16 => gpu.download::<u16>(y, size).into_iter().map(|v| bf16::from_bits(v).to_f32()).collect(),
-    }
-}
-
-#[test]
-fn a_shape_that_cannot_be_computed_is_an_error_with_the_shape() {
-    let Some(mut gpu) = Gpu::open() else { return };
-    let at = gpu.arena.alloc(1 << 20).unwrap();
-    let mut matmul = Matmul::new(&gpu.device, at, 1 << 16).unwrap();
-    let shape = GemmShape { rows: 3, outputs: 5, inputs: 7, out: OutType::Bf16, accumulate: false };
-    let at = at.offset(1 << 17);
-    // SAFETY: x, w and y fit into what is left of the allocation.
-    let planned =
-        unsafe { matmul.plan(&gpu.stream, shape, Operands { x: at, w: at.offset(4096), y: at.offset(8192) }, (at, 0)) };
-    // Whether odd sizes work is up to cublasLt; if not, the message has the shape.
-    if let Err(error) = planned {
-        assert!(matches!(error, GpuError::NoAlgorithm { .. }) && error.to_string().contains("w[5, 7]"), "{error}");
-    }
-}
-
 /// The fault ends the context of the whole process: it happens in another one.
 #[test]
 fn a_kernel_that_faults_is_a_fatal_error() {
@@ -378,7 +293,7 @@ fn a_kernel_that_faults_is_a_fatal_error() {
     }
     let fault = gpu.module().function("fault").unwrap();
     let at = gpu.upload(&[0u32]);
-    let config = Launch { grid: [1; 3], block: 1, shared: 0, overlap: false };
+    let config = Launch { grid: [1; 3], block: 1, cluster: 1, shared: 0, overlap: false };
     // SAFETY: none; that is the test. The address is outside of all allocations.
     unsafe { launch(&fault, &config, &gpu.stream, Args::new().ptr(at)) }.unwrap();
     let error = gpu.stream.synchronize().unwrap_err();

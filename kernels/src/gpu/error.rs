@@ -1,10 +1,9 @@
 //! What can go wrong on the device.
 
-use cudarc::cublaslt::sys::cublasStatus_t;
 use cudarc::driver::{result::DriverError, sys::CUresult};
 use cudarc::nvrtc::sys::nvrtcResult;
 
-use super::{GemmShape, MissingLibrary};
+use super::MissingLibrary;
 
 /// The CUDA version of the oldest driver that has every function called here.
 pub(super) const DRIVER: (u32, u32) = (12, 8);
@@ -31,14 +30,6 @@ pub enum GpuError {
     NoFunction { program: String, function: String },
     #[error("kernel `{function}`: {given} arguments given, {taken} taken; pass one for each parameter")]
     Arguments { function: String, given: usize, taken: usize },
-    #[error("cublasLt: {what}: {name}")]
-    Blas { what: &'static str, code: u32, name: String },
-    #[error("cublasLt: no algorithm for {shape} within {workspace} bytes of workspace; use k and n divisible by 8")]
-    NoAlgorithm { shape: GemmShape, workspace: usize },
-    #[error("cublasLt: {shape}: {operand} = {address:#x} is not aligned to 16 bytes; align it")]
-    Misaligned { shape: GemmShape, operand: &'static str, address: u64 },
-    #[error("cublasLt: {shape} was not planned; plan every shape before it is used")]
-    NotPlanned { shape: GemmShape },
     #[error("kernels `{program}`: {what} holds a NUL byte; remove it")]
     Nul { program: String, what: &'static str },
 }
@@ -64,8 +55,6 @@ impl GpuError {
         ];
         match self {
             Self::Driver { code, .. } => FATAL.iter().any(|fatal| *fatal as u32 == *code),
-            // cublasLt hides the driver's error behind this one.
-            Self::Blas { code, .. } => *code == cublasStatus_t::CUBLAS_STATUS_EXECUTION_FAILED as u32,
             _ => false,
         }
     }
@@ -84,10 +73,6 @@ fn driver_error(what: &'static str, error: DriverError) -> GpuError {
 
 pub(super) fn nvrtc(what: &'static str, code: nvrtcResult) -> Result<(), GpuError> {
     code.result().map_err(|error| GpuError::Nvrtc { what, name: error.to_string() })
-}
-
-pub(super) fn blas(what: &'static str, code: cublasStatus_t) -> Result<(), GpuError> {
-    code.result().map_err(|error| GpuError::Blas { what, code: code as u32, name: error.to_string() })
 }
 
 #[cfg(test)]

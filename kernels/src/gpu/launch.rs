@@ -15,6 +15,8 @@ pub struct Launch {
     pub grid: [u32; 3],
     /// Threads of a block.
     pub block: u32,
+    /// Blocks along x of a cluster; 1 for none, more from capability 9.0 on.
+    pub cluster: u32,
     /// Bytes of dynamic shared memory; above 48 KiB after [`Function::set_max_dynamic_shared`].
     pub shared: u32,
     /// It may start while the kernel before it ends (programmatic dependent launch): it must wait on the
@@ -22,48 +24,59 @@ pub struct Launch {
     pub overlap: bool,
 }
 
-const MAX_ARGS: usize = 24;
+const MAX_ARGS: usize = 16;
+const MAX_WORDS: usize = 40;
 
-/// Arguments of a kernel in its order, each at most 8 bytes, stored inline.
+/// Arguments of a kernel in its order, stored inline.
 #[derive(Debug, Clone, Copy)]
 pub struct Args {
-    values: [u64; MAX_ARGS],
+    words: [u64; MAX_WORDS],
+    used: usize,
+    starts: [usize; MAX_ARGS],
     len: usize,
 }
 
 impl Args {
     pub fn new() -> Self {
-        Self { values: [0; MAX_ARGS], len: 0 }
+        Self { words: [0; MAX_WORDS], used: 0, starts: [0; MAX_ARGS], len: 0 }
     }
 
     pub fn ptr(self, value: DevicePtr) -> Self {
         self.u64(value.0)
     }
 
+    pub fn u64(self, value: u64) -> Self {
+        self.value(&value)
+    }
+
+    pub fn u32(self, value: u32) -> Self {
+        self.value(&value)
+    }
+
+    pub fn f32(self, value: f32) -> Self {
+        self.value(&value)
+    }
+
+    /// A number, or a structure as the kernel declares it (`repr(C)`).
+    ///
     /// # Panics
-    /// At the 25th argument.
-    pub fn u64(mut self, value: u64) -> Self {
-        self.values[self.len] = value;
+    /// At the 17th argument, or when all together are larger than 320 bytes.
+    pub fn value<T: Copy>(mut self, value: &T) -> Self {
+        let words = size_of::<T>().div_ceil(8);
+        assert!(align_of::<T>() <= 8, "alignment of an argument");
+        let place = &mut self.words[self.used..self.used + words];
+        // SAFETY: `place` has room for `T`, aligned to 8 bytes; padding is copied as it is and never read.
+        unsafe { place.as_mut_ptr().cast::<T>().write(*value) };
+        self.starts[self.len] = self.used;
+        self.used += words;
         self.len += 1;
         self
     }
 
-    pub fn u32(self, value: u32) -> Self {
-        let mut bytes = [0; 8];
-        bytes[..4].copy_from_slice(&value.to_ne_bytes());
-        self.u64(u64::from_ne_bytes(bytes))
-    }
-
-    pub fn i32(self, value: i32) -> Self {
-        self.u32(value.cast_unsigned())
-    }
-
-    pub fn f32(self, value: f32) -> Self {
-        self.u32(value.to_bits())
-    }
-
     fn pointers(&mut self) -> [*mut c_void; MAX_ARGS] {
-        self.values.each_mut().map(|value| std::ptr::from_mut(value).cast())
+        let base = self.words.as_mut_ptr();
+        // SAFETY: starts are within `words`.
+        self.starts.map(|start| unsafe { base.add(start) }.cast())
     }
 }
 
@@ -83,11 +96,17 @@ pub unsafe fn launch(function: &Function, launch: &Launch, stream: &Stream, mut 
         let (given, taken) = (args.len, function.parameters());
         return Err(GpuError::Arguments { function: function.name().into(), given, taken });
     }
-    let mut overlap = sys::CUlaunchAttribute {
-        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-        pad: [0; 4],
-        value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    use sys::CUlaunchAttributeID as Id;
+    let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
+    let overlap = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+    let cluster = sys::CUlaunchAttributeValue {
+        clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: launch.cluster, y: 1, z: 1 },
     };
+    let mut attributes = [
+        attribute(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, cluster),
+        attribute(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, overlap),
+    ];
+    let skipped = usize::from(launch.cluster == 1);
     let [x, y, z] = launch.grid;
     let config = sys::CUlaunchConfig {
         gridDimX: x,
@@ -98,8 +117,8 @@ pub unsafe fn launch(function: &Function, launch: &Launch, stream: &Stream, mut 
         blockDimZ: 1,
         sharedMemBytes: launch.shared,
         hStream: stream.raw(),
-        attrs: &mut overlap,
-        numAttrs: u32::from(launch.overlap),
+        attrs: attributes[skipped..].as_mut_ptr(),
+        numAttrs: u32::from(launch.cluster > 1) + u32::from(launch.overlap),
     };
     let mut pointers = args.pointers();
     // SAFETY: the driver copies the arguments before it returns; the rest is the caller's.
@@ -114,16 +133,15 @@ mod tests {
 
     #[test]
     fn every_argument_lies_at_the_beginning_of_its_slot() {
-        let mut args = Args::new().ptr(DevicePtr(0x1234_5678_9abc)).u32(7).i32(-2).f32(1.5).u64(u64::MAX);
+        let mut args = Args::new().ptr(DevicePtr(0x1234_5678_9abc)).u32(7).value(&[1u32, 2, 3]).f32(1.5).u64(u64::MAX);
         let pointers = args.pointers();
         // SAFETY: the slots live in `args`.
         unsafe {
             assert_eq!(*pointers[0].cast::<u64>(), 0x1234_5678_9abc);
             assert_eq!(*pointers[1].cast::<u32>(), 7);
-            assert_eq!(*pointers[2].cast::<i32>(), -2);
+            assert_eq!(*pointers[2].cast::<[u32; 3]>(), [1, 2, 3]);
             assert_eq!(*pointers[3].cast::<f32>(), 1.5);
             assert_eq!(*pointers[4].cast::<u64>(), u64::MAX);
-            assert_eq!(*pointers[MAX_ARGS - 1].cast::<u64>(), 0);
         }
     }
 

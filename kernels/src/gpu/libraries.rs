@@ -12,7 +12,6 @@ use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_NOW};
 pub enum Library {
     Driver,
     Nvrtc,
-    CublasLt,
 }
 
 impl Library {
@@ -21,7 +20,6 @@ impl Library {
         match self {
             Self::Driver => "cuda",
             Self::Nvrtc => "nvrtc",
-            Self::CublasLt => "cublasLt",
         }
     }
 
@@ -30,7 +28,6 @@ impl Library {
         match self {
             Self::Driver => &["libcuda.so.1"],
             Self::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12"],
-            Self::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12"],
         }
     }
 
@@ -42,7 +39,7 @@ impl Library {
     fn origin(self) -> &'static str {
         match self {
             Self::Driver => "install the NVIDIA driver",
-            Self::Nvrtc | Self::CublasLt => "install the CUDA toolkit or set CUDA_HOME or LD_LIBRARY_PATH",
+            Self::Nvrtc => "install the CUDA toolkit or set CUDA_HOME or LD_LIBRARY_PATH",
         }
     }
 }
@@ -56,9 +53,9 @@ pub struct MissingLibrary {
     pub reason: String,
 }
 
-/// Load all three.
+/// Load both.
 pub fn find() -> Result<(), MissingLibrary> {
-    [Library::Driver, Library::Nvrtc, Library::CublasLt].into_iter().try_for_each(require)
+    [Library::Driver, Library::Nvrtc].into_iter().try_for_each(require)
 }
 
 /// Load one library for the rest of the process, so that cudarc's functions of it do not panic.
@@ -166,15 +163,14 @@ mod tests {
     fn packages_of_a_virtual_environment_are_searched_and_13_wins() {
         let home = tempfile::tempdir().unwrap();
         let packages = home.path().join("lib/python3.12/site-packages/nvidia");
-        let old = touch(&packages.join("a_cublas/lib/libcublasLt.so.12"));
-        let new = touch(&packages.join("cu13/lib/libcublasLt.so.13"));
+        let old = touch(&packages.join("a_nvrtc/lib/libnvrtc.so.12"));
         let compiler = touch(&packages.join("cu13/lib/libnvrtc.so.13"));
         touch(&packages.join("cu13/lib/libnvrtc-builtins.alt.so.13.0"));
         let builtins = touch(&packages.join("cu13/lib/libnvrtc-builtins.so.13.0"));
         let found = directories(|name| (name == "VIRTUAL_ENV").then(|| home.path().into()));
         let inside: Vec<PathBuf> = found.into_iter().filter(|d| d.starts_with(home.path())).collect();
-        assert_eq!(inside, [packages.join("a_cublas/lib"), packages.join("cu13/lib")]);
-        assert_eq!(candidates(Library::CublasLt, &inside), [new, old]);
+        assert_eq!(inside, [packages.join("a_nvrtc/lib"), packages.join("cu13/lib")]);
+        assert_eq!(candidates(Library::Nvrtc, &inside), [compiler.clone(), old]);
         assert!(candidates(Library::Driver, &inside).is_empty());
         assert_eq!(beside(&compiler, "libnvrtc-builtins.so."), [builtins]);
     }
@@ -182,17 +178,17 @@ mod tests {
     #[test]
     fn a_missing_library_is_named_in_one_sentence() {
         let directories = ["/a".into(), "/b".into()];
-        let reason = looked(Library::CublasLt, &directories);
+        let reason = looked(Library::Nvrtc, &directories);
         assert_eq!(
-            MissingLibrary { library: Library::CublasLt, reason }.to_string(),
-            "libcublasLt.so.13 is missing: looked for libcublasLt.so.13 or libcublasLt.so.12 on the loader's paths, in \
+            MissingLibrary { library: Library::Nvrtc, reason }.to_string(),
+            "libnvrtc.so.13 is missing: looked for libnvrtc.so.13 or libnvrtc.so.12 on the loader's paths, in \
              Python's nvidia packages and in /a, /b; install the CUDA toolkit or set CUDA_HOME or LD_LIBRARY_PATH"
         );
     }
 
     #[test]
     fn cudarc_tries_the_names_that_are_looked_for() {
-        for library in [Library::Driver, Library::Nvrtc, Library::CublasLt] {
+        for library in [Library::Driver, Library::Nvrtc] {
             let tried = cudarc::get_lib_name_candidates(library.stem());
             for name in library.names() {
                 assert!(tried.iter().any(|tried| tried == name), "{name}");

@@ -1,4 +1,4 @@
-//! A thin layer over the CUDA driver, NVRTC and cublasLt, all loaded at run time.
+//! A thin layer over the CUDA driver and NVRTC, both loaded at run time.
 //!
 //! Memory is addressed as in C: whoever enqueues work answers for the addresses in it, which is why
 //! those functions are `unsafe`. A thread calls [`Device::make_current`] once before it enqueues.
@@ -7,13 +7,11 @@
 #![allow(unsafe_code)]
 
 mod cache;
-mod descriptor;
 mod device;
 mod error;
 mod graph;
 mod launch;
 pub mod libraries;
-mod matmul;
 mod memory;
 mod module;
 mod nvrtc;
@@ -26,7 +24,6 @@ pub use error::GpuError;
 pub use graph::Graph;
 pub use launch::{Args, Launch, launch};
 pub use libraries::{Library, MissingLibrary};
-pub use matmul::{GemmShape, Matmul, Operands, OutType};
 pub use memory::{ALIGNMENT, Arena, DevicePtr, Pinned, Pod};
 pub use module::{Function, FunctionAttributes, Module};
 pub use nvrtc::{Cubin, Program, compile_cubin};

@@ -5,10 +5,11 @@ macro_rules! sources {
 }
 
 /// Every program: (file name, text).
-pub const SOURCES: &[(&str, &str)] = sources![];
+pub const SOURCES: &[(&str, &str)] =
+    sources!["attention.cu", "layers.cu", "linear_rows.cu", "linear_tiled.cu", "nets.cu", "sampling.cu"];
 
 /// What programs include: (file name, text).
-pub const HEADERS: &[(&str, &str)] = sources!["common.cuh"];
+pub const HEADERS: &[(&str, &str)] = sources!["common.cuh", "linear.cuh"];
 
 #[cfg(test)]
 mod tests {
