@@ -7,8 +7,10 @@ use serde::Serialize;
 use super::load::Answer;
 use super::timed::Step;
 
-/// Gaps between steps from this length on are taken for a lack of work.
+/// Gaps between steps from this length on are taken for a closed gate.
 const LONGEST_GAP: Duration = Duration::from_millis(1);
+/// How long after a step of another model what it sends may arrive.
+const ARRIVAL_LAG: Duration = Duration::from_micros(100);
 
 /// Two percentiles of a quantity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -56,10 +58,10 @@ pub struct ModelSummary {
     pub step_ms: Percentiles,
     /// Share of the time in which a step was under way.
     pub busy: f64,
-    /// Median and 90th percentile of the time from the end of a step to the start of the next, of those
-    /// below 1 ms; longer ones are waits for work. `None` without any.
+    /// Median and 90th percentile of the host time between steps: from the end of a step to the start of the
+    /// next, where the next had all its work already. See [`host_gaps`]. `None` without any.
     pub gap_us: Option<[f64; 2]>,
-    /// How many gaps were below 1 ms, of `steps - 1`.
+    /// How many of the `steps - 1` gaps were such.
     pub gaps: u64,
 }
 
@@ -112,7 +114,13 @@ impl Summary {
             ),
             handoffs: answers.iter().map(|answer| u64::from(answer.handoffs)).sum(),
             models: models
-                .map(|(model, (name, steps))| ModelSummary::new(name, written(model), tokens, steps, elapsed))
+                .map(|(model, (name, own))| {
+                    let others = steps.iter().enumerate().filter(|(other, _)| *other != model);
+                    let sent = others.flat_map(|(_, steps)| steps.iter().map(|step| step.end));
+                    let mut arrivals: Vec<Instant> = sent.chain(answers.iter().map(|a| a.submitted)).collect();
+                    arrivals.sort_unstable();
+                    ModelSummary::new(name, (written(model), tokens), own, &host_gaps(own, &arrivals), elapsed)
+                })
                 .collect(),
         }
     }
@@ -129,13 +137,25 @@ fn decode_rate(first: &[Answer]) -> Option<f64> {
     (end > start).then(|| rate(within.count() as u64, end - start))
 }
 
+/// Microseconds between steps, ascending, without the waits for work: of the gaps below 1 ms, those in which
+/// nothing can have come in. Work comes from what a step leaves behind, or at the moments `arrivals`
+/// (ascending): other models' steps end, or requests are submitted.
+fn host_gaps(steps: &[Step], arrivals: &[Instant]) -> Vec<f64> {
+    let came_in = |from: Instant, to: Instant| {
+        let next = arrivals.partition_point(|time| *time + ARRIVAL_LAG < from);
+        arrivals.get(next).is_some_and(|time| *time < to)
+    };
+    let gaps = steps.windows(2).filter(|pair| !came_in(pair[0].end, pair[1].start));
+    let gaps = gaps.map(|pair| pair[1].start - pair[0].end).filter(|gap| *gap < LONGEST_GAP);
+    sorted(gaps.map(|gap| 1e6 * gap.as_secs_f64()))
+}
+
 impl ModelSummary {
-    fn new(name: &str, tokens: u64, all: u64, steps: &[Step], elapsed: Duration) -> Self {
+    /// `tokens`: of this model and of all; `gaps` ascending.
+    fn new(name: &str, (tokens, all): (u64, u64), steps: &[Step], gaps: &[f64], elapsed: Duration) -> Self {
         let count = steps.len().max(1) as f64;
         let mean = |of: fn(&Step) -> u32| steps.iter().map(|step| f64::from(of(step))).sum::<f64>() / count;
         let busy: Duration = steps.iter().map(|step| step.end - step.start).sum();
-        let gaps = steps.windows(2).map(|pair| pair[1].start - pair[0].end).filter(|gap| *gap < LONGEST_GAP);
-        let gaps = sorted(gaps.map(|gap| 1e6 * gap.as_secs_f64()));
         Self {
             name: name.into(),
             tokens,
@@ -145,7 +165,7 @@ impl ModelSummary {
             mean_rows: mean(|step| step.rows),
             step_ms: percentiles(steps.iter().map(|step| ms(step.end - step.start))),
             busy: if elapsed.is_zero() { 0.0 } else { busy.as_secs_f64() / elapsed.as_secs_f64() },
-            gap_us: (!gaps.is_empty()).then(|| [percentile(&gaps, 0.5), percentile(&gaps, 0.9)]),
+            gap_us: (!gaps.is_empty()).then(|| [percentile(gaps, 0.5), percentile(gaps, 0.9)]),
             gaps: gaps.len() as u64,
         }
     }
@@ -198,6 +218,23 @@ mod tests {
         assert!((gap[0] - 10.0).abs() < 1e-6 && (gap[1] - 40.0).abs() < 1e-6, "{gap:?}");
         assert!((a.busy - 0.301).abs() < 1e-9 && b.busy == 0.0 && b.gap_us.is_none());
         assert_eq!(a.step_ms.p50, 100.0);
+    }
+
+    #[test]
+    fn waits_for_work_are_no_host_time() {
+        let zero = Instant::now();
+        let at = |micros: u64| zero + Duration::from_micros(micros);
+        let step = |start, end| Step { start: at(start), end: at(end), rows: 1, sequences: 1, sampled: 1 };
+        let steps = [step(0, 1000), step(1020, 2000), step(2500, 3000), step(3030, 4000), step(6000, 7000)];
+        let gaps = |arrivals: &[u64]| {
+            let arrivals: Vec<Instant> = arrivals.iter().map(|time| at(*time)).collect();
+            host_gaps(&steps, &arrivals).into_iter().map(f64::round).collect::<Vec<_>>()
+        };
+        assert_eq!(gaps(&[]), [20.0, 30.0, 500.0]);
+        // Within the third gap; long before the first, and while a step was under way.
+        assert_eq!(gaps(&[500, 2480]), [20.0, 30.0]);
+        // So shortly before the end of a step that what was sent may have come after it.
+        assert_eq!(gaps(&[950, 2480]), [30.0]);
     }
 
     #[test]

@@ -60,6 +60,7 @@ pub fn svg(title: &str, names: &[String], steps: &[Vec<Step>]) -> Result<String,
         let mut chart = ChartBuilder::on(&root)
             .caption(title, ("sans-serif", 18))
             .margin(16)
+            .margin_right(28)
             .x_label_area_size(44)
             .build_cartesian_2d(0.0..width, 0.0..lanes as f64)?;
         chart
@@ -67,7 +68,8 @@ pub fn svg(title: &str, names: &[String], steps: &[Vec<Step>]) -> Result<String,
             .disable_y_mesh()
             .disable_y_axis()
             .light_line_style(WHITE)
-            .x_desc("ms")
+            .x_desc("ms; a box is as high as the requests in the step are many")
+            .x_label_formatter(&|ms| format!("{ms:.0}"))
             .label_style(("sans-serif", 14))
             .draw()?;
         for ((lane, (name, steps)), colour) in names.iter().zip(steps).enumerate().zip(COLOURS.iter().cycle()) {

@@ -77,22 +77,24 @@ Examples:
   tokenrouter bench --kernels
   tokenrouter bench --steps --shape qwen3-32b --rows 1,8
 
-The load is closed: when a request ends the next begins, until T have ended. The models run in this process,
-without HTTP and text. One short request warms up. What is measured, for each N:
+The load is closed: when a request ends the next begins, until T have ended. The models run in
+this process, without HTTP and text. One short request warms up. What is measured, for each N:
   tokens/s  all tokens, by the time from the first submission to the last token
-  decode    tokens/s without prefills and tail: from the moment when each of the first N requests has a
-            token until the first of them ends
-  TTFT      from the submission to the first token: median and 99th percentile over the requests
+  decode    tokens/s without prefills and tail: from the moment when each of the first N
+            requests has a token until the first of them ends
+  TTFT      from the submission to the first token: median and 99th percentile of the requests
   TPOT      from a request's first token to its last, by the tokens after the first: the same
   handoffs  times that a request went from one model to another
 and for each model:
   tokens    share of all tokens that it wrote
   steps     forwards; batch and rows are the requests and the rows of one, on average
-  step      time of a forward as its thread sees it, the device's work and the wait for it: median and 99th
-            percentile
+  step      time of a forward as its thread sees it, the device's work and the wait for it:
+            median and 99th percentile
   busy      share of the time in which a forward was under way
-  gap       host time between steps: from the end of a forward to the start of the next, median and 90th
-            percentile of the gaps below 1 ms; longer ones are taken for waits for work";
+  gap       host time between steps: from the end of a forward to the start of the next, median
+            and 90th percentile. Waits for work are left out: gaps of 1 ms and more, and those
+            in which something came in, as another model's step ended or a request was
+            submitted in them or in the 100 µs before";
 
 /// Type of weights and K/V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
