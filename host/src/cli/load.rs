@@ -127,3 +127,52 @@ impl Prepared {
         CudaRunner::load(placed.architecture.clone(), source, options)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::device::DeviceMemory;
+    use super::super::plan::{MemoryPlan, ModelPlan};
+    use super::*;
+    use crate::config::Config;
+
+    /// The plan of `file` on a device of so many GiB, with every K/V pool open.
+    fn plan(file: &str, gib: u64, free: u64) -> MemoryPlan {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config").join(file);
+        let config = Config::load(&file, &BTreeMap::new()).unwrap();
+        let look = |_| Ok(DeviceMemory { total: gib << 30, free: free << 30, name: "test".into() });
+        let mut devices = Devices::new(&look);
+        let place = |model: &ModelConfig| Placed::new(model, Path::new("none"), &mut devices).unwrap();
+        let placed: Vec<Placed> = config.models.iter().map(place).collect();
+        let models = config.models.iter().zip(&placed).map(|(model, placed)| ModelPlan {
+            name: model.name.clone(),
+            description: placed.architecture.describe(),
+            device: placed.device,
+            weight_bytes: placed.weight_bytes(),
+            workspace_bytes: placed.workspace_bytes(model),
+            page_bytes: placed.page_bytes(),
+            pages: 0,
+            context: placed.architecture.context as u32,
+        });
+        let mut plan =
+            MemoryPlan { models: models.collect(), devices: device_plans(&placed, &mut devices, config.gpu) };
+        plan.share_out(&(0..placed.len()).collect::<Vec<_>>());
+        plan
+    }
+
+    #[test]
+    fn the_benchmarks_fit_a_large_device() {
+        for (file, count, length) in [("bench-r2r.toml", 2, 9216), ("bench-me.toml", 3, 3072)] {
+            let plan = plan(file, 139, 138);
+            assert_eq!((plan.models.len(), plan.check()), (count, Ok(())), "{plan}");
+            // Room for 16 requests of this length, at every model the same.
+            let pages = plan.models[0].pages;
+            assert!(plan.models.iter().all(|model| model.pages == pages) && pages > 16 * length / 16, "{plan}");
+        }
+        assert_eq!(plan("bench-r2r.toml", 100, 90).devices[0].available, Some(90 << 30));
+        assert_eq!(plan("bench-r2r.toml", 100, 100).devices[0].available, Some(92 << 30));
+        let small = plan("bench-r2r.toml", 64, 64);
+        assert!(small.check().unwrap_err().contains("the weights and workspaces alone do not fit"), "{small}");
+    }
+}

@@ -125,7 +125,8 @@ impl MemoryPlan {
             (Some(model), _) if fixed < available => format!("lower kv_memory, most of all of `{}`", model.name),
             (_, Device::Cpu) => "the weights alone do not fit; use smaller models or more memory".into(),
             (_, Device::Cuda(_)) => "the weights and workspaces alone do not fit; use smaller models, lower max_rows, \
-                                     spread the models over devices, or raise gpu.memory_fraction"
+                                     spread the models over devices, end other programs there, or raise \
+                                     gpu.memory_fraction"
                 .into(),
         };
         let (place, workspaces) = match device {
@@ -292,7 +293,7 @@ cuda:0 (NVIDIA H200): 3.5 GiB of 9.0 GiB available
             "the models on cuda:0 need 5.0 GiB of memory (weights 3.0 GiB, workspaces 1.0 GiB, K/V pools 1.0 GiB) but 4.5 GiB is available: lower kv_memory, most of all of `large`"
         );
         let plan = MemoryPlan { devices: vec![cpu(Some(4 << 30)), h200(4 << 30)], ..plan };
-        assert!(plan.check().unwrap_err().ends_with("or raise gpu.memory_fraction"));
+        assert!(plan.check().unwrap_err().ends_with("there, or raise gpu.memory_fraction"));
     }
 
     #[test]
