@@ -2,9 +2,10 @@
 //!
 //! Arrows point downward only: `cli` and `api` → `engine` → `subserver` → {`policy`, `runner`,
 //! `request`}. `text` and `config` stand beside the engine: models and policies never see either.
-//! `record` watches an engine from outside.
+//! `record` watches an engine from outside, `bench` measures one.
 
 pub mod api;
+pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod engine;

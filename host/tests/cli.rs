@@ -86,6 +86,19 @@ fn check_of_the_example() {
     );
 }
 
+/// Who takes how much is a table; what to do is the last line.
+#[test]
+fn what_does_not_fit_in_memory() {
+    let (_dir, file) = copied("[models.m]\npath = 'model'\ndevice = 'cpu'\npages = 1073741824\n");
+    let output = run(&["check", &file]);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(2), String::new()));
+    let error = text(&output.stderr);
+    let lines: Vec<&str> = error.lines().collect();
+    let [head, model, host, last] = lines.as_slice() else { panic!("{error}") };
+    assert!(head.starts_with("model ") && model.starts_with("m ") && host.starts_with("cpu: "), "{error}");
+    assert!(last.starts_with("error: ") && last.contains("c.toml: the models need "), "{error}");
+}
+
 #[test]
 fn refused_configurations() {
     for (config, message) in [
@@ -99,7 +112,7 @@ fn refused_configurations() {
             "[models.m]\npath = 'model'\nkv_memory = '1KiB'\n",
             "c.toml:2: models.m: the K/V pool has no room for one page ",
         ),
-        ("[models.m]\npath = 'model'\npages = 1073741824\n", "c.toml: the models need "),
+        ("[models.m]\npath = 'model'\ndevice = 'cuda:1023'\n", "c.toml:2: models.m.device = \"cuda:1023\": "),
     ] {
         let (_dir, file) = copied(config);
         let refused = refusal(&run(&["check", &file]));

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use super::bench::Bench;
 use super::eval::Eval;
 
 /// An LLM server that routes tokens, not requests, between models
@@ -25,6 +26,7 @@ Examples:
   tokenrouter generate config/demo.toml --route rstitch --prompt 'Compute 17 * 24.'
   tokenrouter serve config/demo.toml --port 8000
   tokenrouter eval config/demo.toml --route rstitch --dataset models/demo/eval.jsonl
+  tokenrouter bench config/demo.toml --route rstitch --requests 1,4 --output-len 64
 
 Any key of the configuration can be set by the environment: TOKENROUTER__SERVER__PORT=8000";
 
@@ -33,6 +35,7 @@ pub enum Command {
     Serve(Serve),
     Generate(Generate),
     Eval(Box<Eval>),
+    Bench(Box<Bench>),
     Check(Check),
 }
 

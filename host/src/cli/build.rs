@@ -1,22 +1,22 @@
 //! From a configuration to an engine: find everything, check what is cheap to check, then load.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::device::{self, Device, Devices};
+use super::load::{Placed, device_plans};
 use super::output::Failure;
 use super::plan::{self, MemoryPlan, ModelPlan};
 use super::progress::Progress;
 use super::select::Selection;
 use crate::api::SamplingDefaults;
-use crate::config::{self, Config, Device, HubCache, RouteConfig};
+use crate::config::{self, Config, HubCache, RouteConfig};
 use crate::engine::{CheckedNets, Engine, ModelSetup, RouteSetup, StartError, TokenText, check_route};
 use crate::policy::native::{self, NativePlugin};
 use crate::policy::{PolicyFactory, validate_settings};
 use crate::request::{ModelId, TokenId};
-use crate::runner::cpu::{self, CpuRunner, LoadOptions};
-use crate::runner::model_config::ModelConfig as Architecture;
-use crate::runner::{ModelInfo, Runner};
+use crate::runner::{ModelInfo, Runner, cpu};
 use crate::subserver::gate::{first_lockup, thresholds};
 use crate::subserver::observe::Observer;
 use crate::text::{ModelText, excluded_tokens, readable};
@@ -25,7 +25,9 @@ use crate::text::{ModelText, excluded_tokens, readable};
 pub struct Prepared {
     pub config: Config,
     /// By model: what keys its sampling noise.
-    noise_keys: Vec<ModelId>,
+    pub(super) noise_keys: Vec<ModelId>,
+    /// By model.
+    pub(super) placed: Vec<Placed>,
     /// By model.
     pub directories: Vec<PathBuf>,
     /// By model.
@@ -54,7 +56,8 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
         texts: Vec::new(),
         defaults: Vec::new(),
         plugins: Vec::new(),
-        plan: MemoryPlan { models: Vec::new(), available: available_memory() },
+        plan: MemoryPlan::default(),
+        placed: Vec::new(),
         excluded: Vec::new(),
         infos: Vec::new(),
         masked: Vec::new(),
@@ -63,31 +66,41 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
         config,
     };
     let config = &prepared.config;
+    let mut devices = Devices::new(&device::cuda_memory);
+    // Models whose K/V pools get what their devices have left.
+    let mut open_pools = Vec::new();
     for model in &config.models {
         let fault = |message: String| Failure::input(config.error(&model.origin, message));
         let named = |error: &dyn std::fmt::Display| fault(format!("models.{}: {error}", model.name));
         let directory = config::model_directory(config, model, &cache).map_err(Failure::input)?;
-        let architecture = Architecture::load(&directory, model.context).map_err(|e| named(&e))?;
-        let Device::Cpu = model.device;
-        let page_bytes = cpu::page_bytes(&architecture);
+        let placed = Placed::new(model, &directory, &mut devices).map_err(fault)?;
+        let (architecture, context) = (&placed.architecture, placed.architecture.context as u32);
+        let page_bytes = placed.page_bytes();
+        let pool = model.pool.or((placed.device == Device::Cpu).then_some(plan::CPU_POOL));
+        let pages = pool.map(|pool| plan::pages(pool, page_bytes, context)).transpose().map_err(|e| named(&e))?;
+        if pages.is_none() {
+            open_pools.push(prepared.infos.len());
+        }
         let info = ModelInfo {
             name: model.name.clone(),
             description: architecture.describe(),
             vocab_size: architecture.vocab_size as u32,
             hidden_size: architecture.hidden as u32,
-            context: architecture.context as u32,
+            context,
             eos: architecture.eos.clone(),
-            pages: plan::pages(model.pool, page_bytes, architecture.context as u32).map_err(|e| named(&e))?,
-            weight_bytes: cpu::weight_bytes(&architecture),
+            pages: pages.unwrap_or(0),
+            weight_bytes: placed.weight_bytes(),
             page_bytes,
         };
         prepared.plan.models.push(ModelPlan {
             name: info.name.clone(),
             description: info.description.clone(),
+            device: placed.device,
             weight_bytes: info.weight_bytes,
+            workspace_bytes: placed.workspace_bytes(model),
             page_bytes,
             pages: info.pages,
-            context: info.context,
+            context,
         });
         prepared.infos.push(info);
         let text = ModelText::load(&directory).map_err(|e| named(&e))?;
@@ -115,12 +128,13 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
         prepared.texts.push(Arc::new(text));
         prepared.defaults.push(SamplingDefaults::load(&directory).map_err(|e| named(&e))?);
         prepared.directories.push(directory);
+        prepared.placed.push(placed);
     }
     let mut loaded = HashMap::new();
     let executable = std::env::current_exe().ok();
     let directories = config::plugin_directories(config, executable.as_deref());
     for route in &config.routes {
-        prepared.excluded.push(shared_vocabulary(config, route, &prepared.texts)?);
+        prepared.excluded.push(shared_vocabulary(config, route, &prepared.texts, &prepared.infos)?);
         let plugin = plugin(config, route, &directories, &mut loaded)?;
         validate_settings(plugin.settings_schema(), &route.settings).map_err(|e| {
             Failure::input(config.error(&route.settings_origin, format!("routes.{}.settings: {e}", route.name)))
@@ -142,9 +156,14 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
     for index in 0..prepared.config.routes.len() {
         prepared.check(&prepared.route(index))?;
     }
+    prepared.plan.devices = device_plans(&prepared.placed, &mut devices, prepared.config.gpu);
     prepared.plan_routers();
-    let config = &prepared.config;
-    prepared.plan.check().map_err(|e| Failure::input(format!("{}: {e}", config.file.display())))?;
+    prepared.plan.share_out(&open_pools);
+    for (info, plan) in prepared.infos.iter_mut().zip(&prepared.plan.models) {
+        info.pages = plan.pages;
+    }
+    let (config, plan) = (&prepared.config, &prepared.plan);
+    plan.check().map_err(|e| Failure::input(format!("{}: {e}", config.file.display())).with_details(plan))?;
     Ok(prepared)
 }
 
@@ -166,12 +185,23 @@ fn known_tokens(text: &ModelText, width: usize) -> Result<Option<String>, String
     )))
 }
 
-/// Tokens that not all models of `route` know, if those they share mean the same.
-fn shared_vocabulary(config: &Config, route: &RouteConfig, texts: &[Arc<ModelText>]) -> Result<Vec<TokenId>, Failure> {
+/// Tokens that not all models of `route` know, if those they share mean the same. A model with wider logits
+/// than another may write ids that the other has no embedding for, although no tokenizer knows them.
+fn shared_vocabulary(
+    config: &Config,
+    route: &RouteConfig,
+    texts: &[Arc<ModelText>],
+    infos: &[ModelInfo],
+) -> Result<Vec<TokenId>, Failure> {
     let tokenizers: Vec<_> =
         route.models.iter().map(|(m, _)| (config.models[*m].name.as_str(), &texts[*m].tokenizer)).collect();
-    excluded_tokens(&tokenizers)
-        .map_err(|e| Failure::input(config.error(&route.origin, format!("routes.{}: {e}", route.name))))
+    let mut excluded = excluded_tokens(&tokenizers)
+        .map_err(|e| Failure::input(config.error(&route.origin, format!("routes.{}: {e}", route.name))))?;
+    let widths = || route.models.iter().map(|(m, _)| infos[*m].vocab_size);
+    excluded.extend(widths().min().unwrap_or(0)..widths().max().unwrap_or(0));
+    excluded.sort_unstable();
+    excluded.dedup();
+    Ok(excluded)
 }
 
 /// Load the route's plugin, or take it from `loaded` if another route has it already.
@@ -298,38 +328,4 @@ impl Prepared {
         );
         Engine::start_observed(models.collect(), routes, observer).map_err(|error| self.start_failure(&error))
     }
-
-    /// Load all models at the same time.
-    pub fn load(&self, progress: &Progress) -> Result<Vec<Box<dyn Runner>>, Failure> {
-        let load = |index: usize| {
-            let (model, directory) = (&self.config.models[index], &self.directories[index]);
-            let bar = progress.model(&model.name);
-            let mut told = |done: u64, total: u64| bar.advance(done, total);
-            let options = LoadOptions {
-                name: model.name.clone(),
-                model: self.noise_keys[index],
-                pages: self.plan.models[index].pages,
-                context: model.context,
-                progress: Some(&mut told),
-            };
-            let runner = CpuRunner::load(directory, options);
-            bar.finish();
-            let runner = runner.map(|runner| Box::new(runner) as Box<dyn Runner>);
-            runner.map_err(|e| Failure::input(self.config.error(&model.origin, format!("models.{}: {e}", model.name))))
-        };
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..self.config.models.len()).map(|index| scope.spawn(move || load(index))).collect();
-            threads
-                .into_iter()
-                .map(|thread| thread.join().unwrap_or_else(|_| Err(Failure::work("loading a model panicked"))))
-                .collect()
-        })
-    }
-}
-
-/// Memory that can be taken, of the machine and of the control group.
-fn available_memory() -> Option<u64> {
-    let read = |path: &str| std::fs::read_to_string(Path::new(path)).ok();
-    let limit = read("/sys/fs/cgroup/memory.max");
-    plan::available(&read("/proc/meminfo")?, limit.as_deref(), read("/sys/fs/cgroup/memory.current").as_deref())
 }

@@ -2,10 +2,13 @@
 
 mod args;
 mod asking;
+mod bench;
 mod build;
 mod check;
+mod device;
 mod eval;
 mod generate;
+mod load;
 mod output;
 mod plan;
 mod printer;
@@ -35,6 +38,7 @@ pub fn main() -> ExitCode {
         Command::Serve(serve) => serve::run(serve),
         Command::Generate(generate) => generate::run(generate),
         Command::Eval(eval) => eval::run(eval),
+        Command::Bench(bench) => bench::run(bench),
         Command::Check(check) => check::run(check),
     });
     let Err(failure) = result else { return ExitCode::SUCCESS };

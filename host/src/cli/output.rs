@@ -9,40 +9,47 @@ use tracing_subscriber::EnvFilter;
 use super::stderr::StderrLines;
 use crate::text::TRIAL_THREAD;
 
-/// Why a command ended. One line.
+/// Why a command ended: one line, seldom with a table before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Exit status: 2 for what the user can mend in the input, 1 for what went wrong later.
     pub status: u8,
     pub message: String,
+    /// Shown before it: whole lines, or nothing.
+    pub details: String,
 }
 
 impl Failure {
     /// Something about the input.
     pub fn input(error: impl std::fmt::Display) -> Self {
-        Self { status: 2, message: error.to_string() }
+        Self { status: 2, message: error.to_string(), details: String::new() }
+    }
+
+    /// The same, with `details` before the line.
+    pub fn with_details(self, details: impl std::fmt::Display) -> Self {
+        Self { details: details.to_string(), ..self }
     }
 
     /// Something that went wrong while working.
     pub fn work(error: impl std::fmt::Display) -> Self {
-        Self { status: 1, message: error.to_string() }
+        Self { status: 1, message: error.to_string(), details: String::new() }
     }
 
     /// Standard output could not be written. A reader that has seen enough is no fault: it is ended
     /// quietly, with success.
     pub fn output(error: io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::BrokenPipe => Self { status: 0, message: String::new() },
+            io::ErrorKind::BrokenPipe => Self { status: 0, message: String::new(), details: String::new() },
             _ => Self::work(format!("standard output: {error}")),
         }
     }
 
-    /// Exit status, and the line for standard error if there is something to say.
+    /// Exit status, and the lines for standard error if there is something to say.
     pub fn report(&self, coloured: bool) -> (ExitCode, Option<String>) {
         // One line, whatever a library put into its message.
         let message = self.message.split('\n').map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ");
         let word = if coloured { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
-        (ExitCode::from(self.status), (self.status != 0).then(|| format!("{word} {message}\n")))
+        (ExitCode::from(self.status), (self.status != 0).then(|| format!("{}{word} {message}\n", self.details)))
     }
 }
 

@@ -1,9 +1,15 @@
-//! The memory plan: what the models of a machine take together. Pure.
+//! The memory plan: what the models of each device take together. Pure.
 
 use std::fmt;
 
+use super::device::Device;
 use crate::config::Pool;
 use crate::runner::PAGE_TOKENS;
+
+/// K/V pool of a model on the CPU that gives no size.
+pub const CPU_POOL: Pool = Pool::Bytes(512 << 20);
+/// Sequences of the full context beyond which a pool that is not sized by hand does not grow.
+const USEFUL_SEQUENCES: u64 = 100;
 
 /// What one model takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,7 +17,10 @@ pub struct ModelPlan {
     pub name: String,
     /// Architecture and size in words.
     pub description: String,
+    pub device: Device,
     pub weight_bytes: u64,
+    /// Everything else but the K/V pool.
+    pub workspace_bytes: u64,
     pub page_bytes: u64,
     pub pages: u32,
     /// Most tokens of a sequence.
@@ -19,25 +28,31 @@ pub struct ModelPlan {
 }
 
 impl ModelPlan {
+    fn fixed(&self) -> u64 {
+        self.weight_bytes.saturating_add(self.workspace_bytes)
+    }
     fn pool_bytes(&self) -> u64 {
         u64::from(self.pages).saturating_mul(self.page_bytes)
     }
     fn total(&self) -> u64 {
-        self.weight_bytes.saturating_add(self.pool_bytes())
+        self.fixed().saturating_add(self.pool_bytes())
     }
     fn tokens(&self) -> u64 {
         u64::from(self.pages) * PAGE_TOKENS as u64
     }
 }
 
+fn useful_pages(context: u32) -> u64 {
+    u64::from(context).div_ceil(PAGE_TOKENS as u64).saturating_mul(USEFUL_SEQUENCES)
+}
+
 /// Pages of a pool of this size. A pool given in bytes takes no more than a hundred sequences of the
 /// full context would use.
 pub fn pages(pool: Pool, page_bytes: u64, context: u32) -> Result<u32, String> {
-    let useful = (u64::from(context).div_ceil(PAGE_TOKENS as u64)).saturating_mul(100);
     let pages = match pool {
         Pool::Pages(pages) => u64::from(pages),
         Pool::Tokens(tokens) => tokens.div_ceil(PAGE_TOKENS as u64),
-        Pool::Bytes(bytes) => (bytes / page_bytes.max(1)).min(useful),
+        Pool::Bytes(bytes) => (bytes / page_bytes.max(1)).min(useful_pages(context)),
     };
     match u32::try_from(pages) {
         Ok(0) => Err(format!(
@@ -49,33 +64,83 @@ pub fn pages(pool: Pool, page_bytes: u64, context: u32) -> Result<u32, String> {
     }
 }
 
-/// What all models take, and what there is.
+/// A device and what its models may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MemoryPlan {
-    pub models: Vec<ModelPlan>,
-    /// Memory that could be taken before anything was loaded; `None` where the system does not say.
+pub struct DevicePlan {
+    pub device: Device,
+    /// What the device is called; empty for the CPU.
+    pub name: String,
+    /// Bytes for all its models, before anything is loaded; `None` where the system does not say.
     pub available: Option<u64>,
 }
 
+/// What all models take, and what there is. Every model's device is among the devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryPlan {
+    pub models: Vec<ModelPlan>,
+    pub devices: Vec<DevicePlan>,
+}
+
 impl MemoryPlan {
-    fn total(&self) -> u64 {
-        self.models.iter().fold(0, |sum, model| sum.saturating_add(model.total()))
+    fn on(&self, device: Device) -> impl Iterator<Item = &ModelPlan> {
+        self.models.iter().filter(move |model| model.device == device)
+    }
+
+    fn sum(&self, device: Device, of: fn(&ModelPlan) -> u64) -> u64 {
+        self.on(device).fold(0, |sum, model| sum.saturating_add(of(model)))
+    }
+
+    /// Give the pools of `open` (indices of models, whose pages do not count so far) what their devices have
+    /// left: the same number of tokens to each of a device, since a routed request has its tokens at all of
+    /// them. A pool gets one page at least, and [`Self::check`] tells that it does not fit.
+    pub fn share_out(&mut self, open: &[usize]) {
+        for &index in open {
+            self.models[index].pages = 0;
+        }
+        let on = |plan: &Self, device| open.iter().copied().filter(|i| plan.models[*i].device == device).collect();
+        for DevicePlan { device, available, .. } in self.devices.clone() {
+            let open: Vec<usize> = on(self, device);
+            let left = available.unwrap_or(0).saturating_sub(self.sum(device, ModelPlan::total));
+            let cell = open.iter().fold(0u64, |sum, i| sum.saturating_add(self.models[*i].page_bytes));
+            for index in open {
+                let model = &mut self.models[index];
+                let pages = (left / cell.max(1)).min(useful_pages(model.context));
+                model.pages = u32::try_from(pages.max(1)).unwrap_or(u32::MAX);
+            }
+        }
     }
 
     /// The models fit, or one line that says by how much they do not.
     pub fn check(&self) -> Result<(), String> {
-        let Some(available) = self.available.filter(|available| *available < self.total()) else { return Ok(()) };
-        let weights = self.models.iter().fold(0u64, |sum, m| sum.saturating_add(m.weight_bytes));
-        let largest = self.models.iter().max_by_key(|m| m.pool_bytes());
-        let remedy = match largest {
-            Some(model) if weights < available => format!("lower kv_memory, most of all of `{}`", model.name),
-            _ => "the weights alone do not fit; use smaller models or more memory".into(),
+        self.devices.iter().try_for_each(|device| self.check_device(device))
+    }
+
+    fn check_device(&self, plan: &DevicePlan) -> Result<(), String> {
+        let device = plan.device;
+        let total = self.sum(device, ModelPlan::total);
+        let Some(available) = plan.available.filter(|available| *available < total) else { return Ok(()) };
+        let fixed = self.sum(device, ModelPlan::fixed);
+        let largest = self.on(device).max_by_key(|m| m.pool_bytes());
+        let remedy = match (largest, device) {
+            (Some(model), _) if fixed < available => format!("lower kv_memory, most of all of `{}`", model.name),
+            (_, Device::Cpu) => "the weights alone do not fit; use smaller models or more memory".into(),
+            (_, Device::Cuda(_)) => "the weights and workspaces alone do not fit; use smaller models, lower max_rows, \
+                                     spread the models over devices, end other programs there, or raise \
+                                     gpu.memory_fraction"
+                .into(),
+        };
+        let (place, workspaces) = match device {
+            Device::Cpu => (String::new(), String::new()),
+            Device::Cuda(_) => {
+                let workspaces = Size(self.sum(device, |m| m.workspace_bytes));
+                (format!(" on {device}"), format!("workspaces {workspaces}, "))
+            }
         };
         Err(format!(
-            "the models need {} of memory (weights {}, K/V pools {}) but {} is available: {remedy}",
-            Size(self.total()),
-            Size(weights),
-            Size(self.total() - weights),
+            "the models{place} need {} of memory (weights {}, {workspaces}K/V pools {}) but {} is available: {remedy}",
+            Size(total),
+            Size(self.sum(device, |m| m.weight_bytes)),
+            Size(self.sum(device, ModelPlan::pool_bytes)),
             Size(available)
         ))
     }
@@ -83,23 +148,28 @@ impl MemoryPlan {
 
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut rows = vec![["model", "", "weights", "K/V", "tokens", "context", "total"].map(String::from)];
+        let names = ["model", "", "device", "weights", "workspace", "K/V", "tokens", "context", "total"];
+        let mut rows = vec![names.map(String::from)];
         for model in &self.models {
             rows.push([
                 model.name.clone(),
                 model.description.clone(),
+                model.device.to_string(),
                 Size(model.weight_bytes).to_string(),
+                Size(model.workspace_bytes).to_string(),
                 Size(model.pool_bytes()).to_string(),
                 model.tokens().to_string(),
                 model.context.to_string(),
                 Size(model.total()).to_string(),
             ]);
         }
-        f.write_str(&table(&rows, 2))?;
-        match self.available {
-            Some(available) => writeln!(f, "together {} of {} available", Size(self.total()), Size(available)),
-            None => writeln!(f, "together {}", Size(self.total())),
+        f.write_str(&table(&rows, 3))?;
+        for DevicePlan { device, name, available } in &self.devices {
+            let name = if name.is_empty() { String::new() } else { format!(" ({name})") };
+            let of = available.map(|bytes| format!(" of {} available", Size(bytes))).unwrap_or_default();
+            writeln!(f, "{device}{name}: {}{of}", Size(self.sum(*device, ModelPlan::total)))?;
         }
+        Ok(())
     }
 }
 
@@ -136,24 +206,29 @@ impl fmt::Display for Size {
     }
 }
 
-/// Available memory by the texts of `/proc/meminfo` and of a control group's limit and use.
-pub fn available(meminfo: &str, limit: Option<&str>, used: Option<&str>) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let machine = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)?;
-    let number = |text: Option<&str>| text.and_then(|t| t.trim().parse::<u64>().ok());
-    Some(match number(limit) {
-        Some(limit) => machine.min(limit.saturating_sub(number(used).unwrap_or(0))),
-        None => machine,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn model(name: &str, weight_bytes: u64, pages: u32) -> ModelPlan {
-        let description = "qwen3, 2 layers x 160, 1.1 M".into();
-        ModelPlan { name: name.into(), description, weight_bytes, page_bytes: 1 << 15, pages, context: 2048 }
+        ModelPlan {
+            name: name.into(),
+            description: "qwen3, 2 layers x 160, 1.1 M".into(),
+            device: Device::Cpu,
+            weight_bytes,
+            workspace_bytes: 0,
+            page_bytes: 1 << 15,
+            pages,
+            context: 2048,
+        }
+    }
+
+    fn cpu(available: Option<u64>) -> DevicePlan {
+        DevicePlan { device: Device::Cpu, name: String::new(), available }
+    }
+
+    fn h200(available: u64) -> DevicePlan {
+        DevicePlan { device: Device::Cuda(0), name: "NVIDIA H200".into(), available: Some(available) }
     }
 
     #[test]
@@ -171,17 +246,19 @@ mod tests {
 
     #[test]
     fn the_table() {
+        let gpu = ModelPlan { device: Device::Cuda(0), workspace_bytes: 300 << 20, ..model("large", 3 << 30, 6400) };
         let plan = MemoryPlan {
-            models: vec![model("small", 4 << 20, 32), model("large", 3 << 30, 6400)],
-            available: Some(8 << 30),
+            models: vec![model("small", 4 << 20, 32), gpu],
+            devices: vec![cpu(Some(8 << 30)), h200(9 << 30)],
         };
         assert_eq!(
             plan.to_string(),
             "\
-model                                weights        K/V  tokens  context    total
-small  qwen3, 2 layers x 160, 1.1 M  4.0 MiB    1.0 MiB     512     2048  5.0 MiB
-large  qwen3, 2 layers x 160, 1.1 M  3.0 GiB  200.0 MiB  102400     2048  3.2 GiB
-together 3.2 GiB of 8.0 GiB available
+model                                device  weights  workspace        K/V  tokens  context    total
+small  qwen3, 2 layers x 160, 1.1 M  cpu     4.0 MiB    0.0 KiB    1.0 MiB     512     2048  5.0 MiB
+large  qwen3, 2 layers x 160, 1.1 M  cuda:0  3.0 GiB  300.0 MiB  200.0 MiB  102400     2048  3.5 GiB
+cpu: 5.0 MiB of 8.0 GiB available
+cuda:0 (NVIDIA H200): 3.5 GiB of 9.0 GiB available
 "
         );
         assert_eq!(plan.check(), Ok(()));
@@ -192,25 +269,56 @@ together 3.2 GiB of 8.0 GiB available
     fn what_does_not_fit() {
         let plan = MemoryPlan {
             models: vec![model("small", 4 << 20, 32), model("large", 3 << 30, 64000)],
-            available: Some(4 << 30),
+            devices: vec![cpu(Some(4 << 30))],
         };
         assert_eq!(
             plan.check().unwrap_err(),
             "the models need 5.0 GiB of memory (weights 3.0 GiB, K/V pools 2.0 GiB) but 4.0 GiB is available: lower kv_memory, most of all of `large`"
         );
-        let plan = MemoryPlan { available: Some(1 << 30), ..plan };
+        let plan = MemoryPlan { devices: vec![cpu(Some(1 << 30))], ..plan };
         assert!(plan.check().unwrap_err().ends_with("the weights alone do not fit; use smaller models or more memory"));
-        let plan = MemoryPlan { available: None, ..plan };
+        let plan = MemoryPlan { devices: vec![cpu(None)], ..plan };
         assert_eq!(plan.check(), Ok(()));
     }
 
     #[test]
-    fn available_memory() {
-        let meminfo = "MemTotal:       16000000 kB\nMemAvailable:    8000000 kB\n";
-        assert_eq!(available(meminfo, None, None), Some(8_192_000_000));
-        assert_eq!(available(meminfo, Some("max\n"), Some("5\n")), Some(8_192_000_000));
-        assert_eq!(available(meminfo, Some("1000\n"), Some("400\n")), Some(600));
-        assert_eq!(available(meminfo, Some("1000"), Some("4000")), Some(0));
-        assert_eq!(available("nothing", None, None), None);
+    fn devices_have_budgets_of_their_own() {
+        let gpu = ModelPlan { device: Device::Cuda(0), workspace_bytes: 1 << 30, ..model("large", 3 << 30, 32000) };
+        let plan = MemoryPlan {
+            models: vec![model("small", 3 << 30, 32), gpu],
+            devices: vec![cpu(Some(4 << 30)), h200(9 << 29)],
+        };
+        assert_eq!(
+            plan.check().unwrap_err(),
+            "the models on cuda:0 need 5.0 GiB of memory (weights 3.0 GiB, workspaces 1.0 GiB, K/V pools 1.0 GiB) but 4.5 GiB is available: lower kv_memory, most of all of `large`"
+        );
+        let plan = MemoryPlan { devices: vec![cpu(Some(4 << 30)), h200(4 << 30)], ..plan };
+        assert!(plan.check().unwrap_err().ends_with("there, or raise gpu.memory_fraction"));
+    }
+
+    #[test]
+    fn pools_share_what_is_left() {
+        let on = |device, page_bytes, model: ModelPlan| ModelPlan { device, page_bytes, ..model };
+        let mut plan = MemoryPlan {
+            models: vec![
+                on(Device::Cuda(0), 1 << 20, model("small", 1 << 30, 0)),
+                on(Device::Cuda(0), 3 << 20, model("large", 2 << 30, 0)),
+                on(Device::Cuda(0), 1 << 20, model("fixed", 0, 1024)),
+                model("host", 1 << 30, 7),
+            ],
+            devices: vec![cpu(None), h200(8 << 30)],
+        };
+        plan.share_out(&[0, 1]);
+        // 4 GiB are left, and a page at both models takes 4 MiB.
+        assert_eq!(plan.models.iter().map(|m| m.pages).collect::<Vec<_>>(), [1024, 1024, 1024, 7]);
+        assert_eq!(plan.check(), Ok(()));
+        // Short contexts need no more than a hundred sequences.
+        plan.models[0].context = 32;
+        plan.share_out(&[0, 1]);
+        assert_eq!((plan.models[0].pages, plan.models[1].pages), (200, 1024));
+        plan.devices[1].available = Some(1 << 30);
+        plan.share_out(&[0, 1]);
+        assert_eq!((plan.models[0].pages, plan.models[1].pages), (1, 1));
+        assert!(plan.check().is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Config, ConfigError, ModelConfig};
+use super::{Config, ConfigError, ModelConfig, Weights};
 
 /// The local cache of the Hugging Face hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,10 +43,14 @@ fn hub_id(path: &str) -> bool {
 }
 
 /// The directory of `model`: a path relative to the configuration file, or else a repository of the
-/// hub in the local cache.
+/// hub in the local cache. With random weights it is the directory of the tokenizer.
 pub fn model_directory(config: &Config, model: &ModelConfig, cache: &HubCache) -> Result<PathBuf, ConfigError> {
     let local = config.directory().join(&model.path);
-    let field = format!("models.{}.path = {:?}", model.name, model.path);
+    let key = match model.weights {
+        Weights::Directory => "path",
+        Weights::Random(_) => "tokenizer",
+    };
+    let field = format!("models.{}.{key} = {:?}", model.name, model.path);
     if local.is_dir() {
         return Ok(local);
     }

@@ -5,6 +5,7 @@
 //! is apart from it.
 
 mod error;
+mod gpu;
 mod locate;
 mod read;
 mod record;
@@ -16,11 +17,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use error::{ConfigError, Origin, suggestion};
+pub use gpu::{DeviceChoice, DtypeChoice, GpuConfig};
 pub use locate::{HubCache, model_directory, plugin_directories};
 pub use record::RecordConfig;
 pub use tree::ENV_PREFIX;
 
 use crate::engine::OnError;
+use crate::runner::model_config::shapes::Shape;
 
 /// A checked configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,6 +31,7 @@ pub struct Config {
     /// The file, as given.
     pub file: PathBuf,
     pub server: ServerConfig,
+    pub gpu: GpuConfig,
     /// Where bare plugin names are looked up; `None`: the usual places.
     pub plugin_dirs: Option<Vec<PathBuf>>,
     /// At least one, in the order of the file.
@@ -62,10 +66,13 @@ impl Default for ServerConfig {
     }
 }
 
-/// Where a model is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Device {
-    Cpu,
+/// Where a model's weights come from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Weights {
+    /// The model's directory.
+    Directory,
+    /// Chance: numbers of the right shape, for measuring speed.
+    Random(&'static Shape),
 }
 
 /// How many tokens a model's K/V pool holds.
@@ -80,20 +87,23 @@ pub enum Pool {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     pub name: String,
-    /// As written; see [`model_directory`].
+    /// Directory of the model or, with random weights, of a tokenizer. As written; see [`model_directory`].
     pub path: String,
-    pub device: Device,
+    pub weights: Weights,
+    pub device: DeviceChoice,
+    pub dtype: DtypeChoice,
     /// Requests needed before a forward starts, indexed by active requests less one; never empty.
     pub min_batch: Vec<u32>,
     pub max_wait: Duration,
-    pub pool: Pool,
+    /// `None`: as the device has room.
+    pub pool: Option<Pool>,
     pub max_rows: u32,
     pub prefill_chunk: u32,
     /// Lowers the model's own context.
     pub context: Option<u32>,
     /// Texts of tokens that are never sampled.
     pub masked_tokens: Vec<String>,
-    /// Where `path` was written.
+    /// Where `path` or `shape` was written.
     pub origin: Origin,
 }
 

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::error::{Fault, Origin, suggestion};
+use super::gpu::{device, dtype, gpu};
 use super::record::record;
 use super::tree::{self, Field, Key, Section};
-use super::{Config, Device, ModelConfig, Pool, RouteConfig, ServerConfig};
+use super::{Config, DeviceChoice, DtypeChoice, ModelConfig, Pool, RouteConfig, ServerConfig, Weights};
 use crate::engine::OnError;
+use crate::runner::model_config::shapes;
 
-const DEFAULT_POOL: Pool = Pool::Bytes(512 << 20);
 const DEFAULT_MAX_WAIT: Duration = Duration::from_millis(50);
 const DEFAULT_MAX_ROWS: u32 = 256;
 const DEFAULT_PREFILL_CHUNK: u32 = 128;
@@ -21,6 +22,7 @@ pub(super) fn config(text: &str, file: &Path, variables: &BTreeMap<String, Strin
     let mut root = Field { name: String::new(), node: root }.section()?;
 
     let server = root.take("server").map(|f| server(f.section()?)).transpose()?.unwrap_or_default();
+    let gpu = root.take("gpu").map(|f| gpu(f.section()?)).transpose()?.unwrap_or_default();
     let plugin_dirs = root
         .take("plugin_dirs")
         .map(|f| f.array("strings")?.iter().map(|d| Ok(PathBuf::from(d.text()?))).collect::<Result<Vec<_>, Fault>>())
@@ -38,7 +40,7 @@ pub(super) fn config(text: &str, file: &Path, variables: &BTreeMap<String, Strin
     let routes = routes.into_iter().map(|(key, field)| route(key, field, &models)).collect::<Result<Vec<_>, _>>()?;
     let names: Vec<&str> = routes.iter().map(|r| &*r.name).chain(models.iter().map(|m| &*m.name)).collect();
     let record = recording.map(|field| record(&field, &names)).transpose()?;
-    Ok(Config { file: file.into(), server, plugin_dirs, models, routes, record })
+    Ok(Config { file: file.into(), server, gpu, plugin_dirs, models, routes, record })
 }
 
 /// The tables of `[models]` or `[routes]`. Names are what clients write in `model`.
@@ -84,16 +86,23 @@ fn server(mut section: Section) -> Result<ServerConfig, Fault> {
 
 fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
     let mut section = field.section()?;
-    let Some(path) = section.take("path") else {
-        return Err(section.fault("has no `path`; add `path = \"DIRECTORY\"` or `path = \"ORG/NAME\"`"));
-    };
-    let device = section.take("device").map(|f| device(&f)).transpose()?.unwrap_or(Device::Cpu);
+    let (path, weights, origin) = source(&mut section)?;
+    let device_field = section.take("device");
+    let device = device_field.as_ref().map(device).transpose()?.unwrap_or_default();
+    let dtype_field = section.take("dtype");
+    let dtype = dtype_field.as_ref().map(dtype).transpose()?.unwrap_or_default();
+    if let (DeviceChoice::Cpu, Some(field)) = (device, dtype_field.filter(|_| dtype == DtypeChoice::Bf16)) {
+        return Err(field.fault("the CPU computes in f32; use \"f32\" or \"auto\", or device = \"cuda\""));
+    }
+    if let (Weights::Random(_), DeviceChoice::Cpu, Some(field)) = (weights, device, device_field) {
+        return Err(field.fault("a model with random weights (`shape`) runs on CUDA only; use device = \"cuda\""));
+    }
     let min_batch = section.take("min_batch").map(|f| ladder(&f)).transpose()?.unwrap_or_else(|| vec![1]);
     let max_wait = match section.take("max_wait_ms") {
         Some(field) => Duration::from_secs_f64(field.number(0.0..=60_000.0)? / 1000.0),
         None => DEFAULT_MAX_WAIT,
     };
-    let pool = pool(&mut section)?.unwrap_or(DEFAULT_POOL);
+    let pool = pool(&mut section)?;
     let max_rows_field = section.take("max_rows");
     let max_rows = match &max_rows_field {
         Some(field) => field.integer(1..=65536)? as u32,
@@ -115,12 +124,12 @@ fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
         None => Vec::new(),
     };
     section.end()?;
-    let origin = path.node.origin.clone();
-    let path = path.text()?;
     Ok(ModelConfig {
         name: key.name,
         path,
+        weights,
         device,
+        dtype,
         min_batch,
         max_wait,
         pool,
@@ -132,13 +141,29 @@ fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
     })
 }
 
-fn device(field: &Field) -> Result<Device, Fault> {
-    match field.text()?.as_str() {
-        "auto" | "cpu" => Ok(Device::Cpu),
-        name if name == "cuda" || name.starts_with("cuda:") => {
-            Err(field.fault("this build has no CUDA runner; use \"cpu\" or \"auto\""))
+/// The directory, what the weights are, and where that was written.
+fn source(section: &mut Section) -> Result<(String, Weights, Origin), Fault> {
+    let (path, shape, tokenizer) = (section.take("path"), section.take("shape"), section.take("tokenizer"));
+    match (path, shape, tokenizer) {
+        (Some(_), Some(shape), _) => {
+            Err(shape.fault("`path` gives the weights already; keep `path`, or `shape` with `tokenizer`"))
         }
-        _ => Err(field.fault("must be \"auto\" or \"cpu\"")),
+        (Some(_), None, Some(tokenizer)) => {
+            Err(tokenizer.fault("goes with `shape`; a model with a `path` has the tokenizer of that directory"))
+        }
+        (Some(path), None, None) => Ok((path.text()?, Weights::Directory, path.node.origin)),
+        (None, Some(shape), Some(tokenizer)) => {
+            let name = shape.text()?;
+            let known = shapes::find(&name).ok_or_else(|| {
+                let known = shapes::SHAPES.iter().map(|shape| shape.name);
+                shape.fault(format!("is not a known shape: {}", suggestion(&name, known)))
+            })?;
+            Ok((tokenizer.text()?, Weights::Random(known), shape.node.origin))
+        }
+        (None, Some(shape), None) => {
+            Err(shape.fault("needs a tokenizer; add `tokenizer = \"DIRECTORY\"` with a tokenizer.json"))
+        }
+        (None, None, _) => Err(section.fault("has no `path`; add `path = \"DIRECTORY\"` or `path = \"ORG/NAME\"`")),
     }
 }
 

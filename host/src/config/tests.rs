@@ -92,12 +92,12 @@ requests = true
     assert_eq!(config.plugin_dirs, Some(vec!["lib".into(), "/opt/policies".into()]));
     let names: Vec<&str> = config.models.iter().map(|m| m.name.as_str()).collect();
     assert_eq!(names, ["small", "large", "x/y-1.5:z"]);
-    assert_eq!((config.models[0].pool, &config.models[0].min_batch), (Pool::Pages(100), &vec![3]));
+    assert_eq!((config.models[0].pool, &config.models[0].min_batch), (Some(Pool::Pages(100)), &vec![3]));
     let large = &config.models[1];
-    assert_eq!((large.pool, large.context), (Pool::Bytes(3 << 29), Some(512)));
+    assert_eq!((large.pool, large.context), (Some(Pool::Bytes(3 << 29)), Some(512)));
     assert_eq!((large.max_rows, large.prefill_chunk), (64, 16));
     assert_eq!((large.max_wait, &large.min_batch), (Duration::from_millis(7), &vec![1, 2, 2]));
-    assert_eq!(config.models[2].pool, Pool::Tokens(4096));
+    assert_eq!(config.models[2].pool, Some(Pool::Tokens(4096)));
     let route = &config.routes[0];
     assert_eq!(route.models, [(0, "slm".to_string()), (1, "llm".to_string())]);
     assert_eq!((route.entry, route.on_error), (1, OnError::FailRequest));
@@ -119,7 +119,9 @@ fn defaults() {
     assert_eq!(config.server, ServerConfig::default());
     assert_eq!((config.server.host.to_string(), config.server.port), ("127.0.0.1".into(), 30000));
     let model = &config.models[0];
-    assert_eq!((model.device, &model.min_batch, model.context), (Device::Cpu, &vec![1], None));
+    assert_eq!((model.device, &model.min_batch, model.context), (DeviceChoice::Auto, &vec![1], None));
+    assert_eq!((model.dtype, model.weights, model.pool), (DtypeChoice::Auto, Weights::Directory, None));
+    assert_eq!(config.gpu, GpuConfig { memory_fraction: 0.92 });
     assert!(config.routes.is_empty());
     assert_eq!(config.record, None);
     let record = parse(&format!("{BASE}[record]\ndirectory = 'r'\n")).unwrap().record.unwrap();
@@ -166,8 +168,27 @@ fn messages_about_models() {
     let fault = |line: &str| error(&format!("[models.m]\npath = 'm'\n{line}\n"));
     for (line, message) in [
         ("pth = 1", "unknown key `models.m.pth`: did you mean `path`?"),
-        ("device = 'cuda:0'", "models.m.device = \"cuda:0\": this build has no CUDA runner; use \"cpu\" or \"auto\""),
-        ("device = 'tpu'", "models.m.device = \"tpu\": must be \"auto\" or \"cpu\""),
+        (
+            "device = 'tpu'",
+            "models.m.device = \"tpu\": must be \"auto\", \"cpu\", \"cuda\", or \"cuda:N\" with the number of the device",
+        ),
+        (
+            "device = 'cuda:+1'",
+            "models.m.device = \"cuda:+1\": must be \"auto\", \"cpu\", \"cuda\", or \"cuda:N\" with the number of the device",
+        ),
+        ("dtype = 'f16'", "models.m.dtype = \"f16\": must be \"auto\", \"bf16\" or \"f32\""),
+        (
+            "dtype = 'bf16'\ndevice = 'cpu'",
+            "models.m.dtype = \"bf16\": the CPU computes in f32; use \"f32\" or \"auto\", or device = \"cuda\"",
+        ),
+        (
+            "shape = 'qwen3-8b'",
+            "models.m.shape = \"qwen3-8b\": `path` gives the weights already; keep `path`, or `shape` with `tokenizer`",
+        ),
+        (
+            "tokenizer = 't'",
+            "models.m.tokenizer = \"t\": goes with `shape`; a model with a `path` has the tokenizer of that directory",
+        ),
         ("min_batch = 0", "models.m.min_batch = 0: must be from 1 to 4096"),
         ("min_batch = []", "models.m.min_batch = []: must have at least one step, for example [1, 2, 2, 3]"),
         ("min_batch = [1, 0]", "models.m.min_batch[1] = 0: must be from 1 to 4096"),
@@ -209,6 +230,46 @@ fn messages_about_models() {
         "dir/t.toml:1: [models.\"a b\"]: a name has 1 to 128 letters, digits or - _ . : / @ + and nothing else"
     );
     assert_eq!(error("[model.a]\npath = 'x'"), "dir/t.toml:1: unknown key `model`: did you mean `models`?");
+}
+
+#[test]
+fn devices_and_shapes() {
+    for (device, choice) in
+        [("cuda", DeviceChoice::Cuda(0)), ("cuda:3", DeviceChoice::Cuda(3)), ("auto", DeviceChoice::Auto)]
+    {
+        let text = format!("[models.m]\nshape = 'qwen3-32b'\ntokenizer = 't'\ndtype = 'f32'\ndevice = '{device}'\n");
+        let model = &parse(&text).unwrap().models[0];
+        assert_eq!((model.device, model.dtype, model.path.as_str()), (choice, DtypeChoice::F32, "t"));
+        let Weights::Random(shape) = model.weights else { panic!("{:?}", model.weights) };
+        assert_eq!((shape.name, &model.origin), ("qwen3-32b", &Origin::Line(2)));
+    }
+    let shaped = |line: &str| error(&format!("[models.m]\ntokenizer = 't'\n{line}\n"));
+    assert_eq!(
+        shaped("shape = 'qwen3-33b'"),
+        "dir/t.toml:3: models.m.shape = \"qwen3-33b\": is not a known shape: did you mean `qwen3-32b`?"
+    );
+    assert!(shaped("shape = 'gpt'").contains("is not a known shape: known are qwen3-0.6b, qwen3-1.7b, "));
+    assert_eq!(
+        shaped("shape = 'qwen3-8b'\ndevice = 'cpu'"),
+        "dir/t.toml:4: models.m.device = \"cpu\": a model with random weights (`shape`) runs on CUDA only; use device = \"cuda\""
+    );
+    assert_eq!(
+        error("[models.m]\nshape = 'qwen3-8b'"),
+        "dir/t.toml:2: models.m.shape = \"qwen3-8b\": needs a tokenizer; add `tokenizer = \"DIRECTORY\"` with a tokenizer.json"
+    );
+}
+
+#[test]
+fn sharing_a_gpu() {
+    let config = parse(&format!("{BASE}[gpu]\nmemory_fraction = 0.5\nshare = 'streams'\n")).unwrap();
+    assert_eq!(config.gpu, GpuConfig { memory_fraction: 0.5 });
+    for (line, message) in [
+        ("memory_fraction = 1.5", "gpu.memory_fraction = 1.5: must be from 0.01 to 1"),
+        ("share = 'partition'", "gpu.share = \"partition\": must be \"streams\""),
+        ("fraction = 1", "unknown key `gpu.fraction`: known are memory_fraction, share"),
+    ] {
+        assert_eq!(more(&format!("[gpu]\n{line}\n")), format!("dir/t.toml:7: {message}"));
+    }
 }
 
 #[test]

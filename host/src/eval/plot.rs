@@ -8,7 +8,7 @@ use super::summary::Summary;
 
 const SIZE: (u32, u32) = (800, 560);
 /// Told apart by people who see few colours, too (Okabe and Ito).
-const COLOURS: [RGBColor; 7] = [
+pub const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),

@@ -2,6 +2,7 @@
 //! one model; it knows positions and pages, never requests' lives.
 
 pub mod cpu;
+pub mod cuda;
 pub mod model_config;
 pub mod net;
 pub(crate) mod safetensors_file;

@@ -2,6 +2,7 @@
 
 mod json;
 mod rope;
+pub mod shapes;
 
 use std::path::{Path, PathBuf};
 
@@ -224,15 +225,7 @@ impl ModelConfig {
                 "num_attention_heads {heads} of head_dim {head_dim} are more than {LARGEST_SIZE} together"
             ));
         }
-        let context = match context.map(|c| c as usize) {
-            None => allowed,
-            Some(c) if (1..=allowed).contains(&c) => c,
-            Some(c) => {
-                return Err(format!(
-                    "max_position_embeddings is {allowed}; a context of {c} is not possible, set at most {allowed}"
-                ));
-            }
-        };
+        let context = lowered(allowed, context)?;
         let slides = raw.use_sliding_window.unwrap_or(true)
             && raw.layer_types.as_ref().is_none_or(|types| types.iter().any(|t| t == "sliding_attention"));
         if let Some(window) = raw.sliding_window.filter(|&window| slides && window < context) {
@@ -348,6 +341,17 @@ impl ModelConfig {
             n => format!("{:.1} k", n / 1e3),
         };
         format!("{}, {} layers x {}, {size}", self.architecture.name(), self.layers, self.hidden)
+    }
+}
+
+/// The longest sequence: what the model allows, or less where `context` asks for less.
+fn lowered(allowed: usize, context: Option<u32>) -> Result<usize, String> {
+    match context.map(|c| c as usize) {
+        None => Ok(allowed),
+        Some(c) if (1..=allowed).contains(&c) => Ok(c),
+        Some(c) => Err(format!(
+            "max_position_embeddings is {allowed}; a context of {c} is not possible, set at most {allowed}"
+        )),
     }
 }
 

@@ -1,0 +1,178 @@
+//! Models at their devices: what they take, and loading them.
+
+use std::path::Path;
+
+use super::build::Prepared;
+use super::device::{self, Device, Devices};
+use super::output::Failure;
+use super::plan::DevicePlan;
+use super::progress::Progress;
+use crate::config::{GpuConfig, ModelConfig, Weights};
+use crate::runner::cpu::{self, CpuRunner};
+use crate::runner::cuda::{self, CudaRunner, Dtype, Source};
+use crate::runner::model_config::ModelConfig as Architecture;
+use crate::runner::{Runner, model_config::LoadError};
+
+/// A model and where it is computed.
+pub struct Placed {
+    pub architecture: Architecture,
+    pub device: Device,
+    dtype: Dtype,
+}
+
+impl Placed {
+    /// `directory`: the model's or, for random weights, its tokenizer's. The error names the field.
+    pub fn new(model: &ModelConfig, directory: &Path, devices: &mut Devices<'_>) -> Result<Self, String> {
+        let architecture = match model.weights {
+            Weights::Directory => Architecture::load(directory, model.context).map_err(|e| e.to_string()),
+            Weights::Random(shape) => shape.config(model.context),
+        };
+        let architecture = architecture.map_err(|e| format!("models.{}: {e}", model.name))?;
+        let (device, dtype) = devices.place(model)?;
+        Ok(Self { architecture, device, dtype })
+    }
+
+    /// Bytes of the weights.
+    pub fn weight_bytes(&self) -> u64 {
+        match self.device {
+            Device::Cpu => cpu::weight_bytes(&self.architecture),
+            Device::Cuda(_) => cuda::weight_bytes(&self.architecture, self.dtype),
+        }
+    }
+
+    /// Bytes of one K/V page over all layers.
+    pub fn page_bytes(&self) -> u64 {
+        match self.device {
+            Device::Cpu => cpu::page_bytes(&self.architecture),
+            Device::Cuda(_) => cuda::page_bytes(&self.architecture, self.dtype),
+        }
+    }
+
+    /// Bytes besides weights and K/V, as far as they are taken beforehand.
+    pub fn workspace_bytes(&self, model: &ModelConfig) -> u64 {
+        match self.device {
+            Device::Cpu => 0,
+            Device::Cuda(_) => {
+                cuda::workspace_bytes(&self.architecture, self.dtype, model.max_rows, model.prefill_chunk)
+            }
+        }
+    }
+}
+
+/// The devices that are used and what the models on each may take.
+pub fn device_plans(placed: &[Placed], devices: &mut Devices<'_>, gpu: GpuConfig) -> Vec<DevicePlan> {
+    let mut used: Vec<Device> = placed.iter().map(|placed| placed.device).collect();
+    used.sort_unstable();
+    used.dedup();
+    let mut plan = |device| match device {
+        Device::Cpu => Some(DevicePlan { device, name: String::new(), available: device::host_memory() }),
+        Device::Cuda(ordinal) => {
+            // A model was placed there, so it was found.
+            let memory = devices.cuda(ordinal).ok()?;
+            let budget = (memory.total as f64 * gpu.memory_fraction) as u64;
+            Some(DevicePlan { device, name: memory.name.clone(), available: Some(budget.min(memory.free)) })
+        }
+    };
+    used.into_iter().filter_map(&mut plan).collect()
+}
+
+impl Prepared {
+    /// Load all models at the same time.
+    pub fn load(&self, progress: &Progress) -> Result<Vec<Box<dyn Runner>>, Failure> {
+        let load = |index: usize| {
+            let model = &self.config.models[index];
+            let bar = progress.model(&model.name);
+            let runner = self.load_model(index, &mut |done, total| bar.advance(done, total));
+            bar.finish();
+            runner.map_err(|e| Failure::input(self.config.error(&model.origin, format!("models.{}: {e}", model.name))))
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.config.models.len()).map(|index| scope.spawn(move || load(index))).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|_| Err(Failure::work("loading a model panicked"))))
+                .collect()
+        })
+    }
+
+    fn load_model(&self, index: usize, told: &mut dyn FnMut(u64, u64)) -> Result<Box<dyn Runner>, LoadError> {
+        let (model, placed, directory) = (&self.config.models[index], &self.placed[index], &self.directories[index]);
+        let (name, id, pages) = (model.name.clone(), self.noise_keys[index], self.plan.models[index].pages);
+        let ordinal = match placed.device {
+            Device::Cuda(ordinal) => ordinal,
+            Device::Cpu => {
+                let (context, progress) = (model.context, Some(told as cpu::Progress<'_>));
+                let options = cpu::LoadOptions { name, model: id, pages, context, progress };
+                return Ok(Box::new(CpuRunner::load(directory, options)?));
+            }
+        };
+        let source = match model.weights {
+            Weights::Directory => Source::Directory(directory),
+            Weights::Random(_) => Source::Random { seed: u64::from(id.0) },
+        };
+        // Short steps do not wait for long ones.
+        let parameters = placed.architecture.parameters();
+        let larger = |other: &Placed| other.device == placed.device && other.architecture.parameters() > parameters;
+        let options = cuda::LoadOptions {
+            name,
+            model: id,
+            ordinal,
+            dtype: placed.dtype,
+            pages,
+            max_rows: model.max_rows,
+            prefill_chunk: model.prefill_chunk,
+            high_priority: self.placed.iter().any(larger),
+            progress: Some(told),
+        };
+        CudaRunner::load(placed.architecture.clone(), source, options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::device::DeviceMemory;
+    use super::super::plan::{MemoryPlan, ModelPlan};
+    use super::*;
+    use crate::config::Config;
+
+    /// The plan of `file` on a device of so many GiB, with every K/V pool open.
+    fn plan(file: &str, gib: u64, free: u64) -> MemoryPlan {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config").join(file);
+        let config = Config::load(&file, &BTreeMap::new()).unwrap();
+        let look = |_| Ok(DeviceMemory { total: gib << 30, free: free << 30, name: "test".into() });
+        let mut devices = Devices::new(&look);
+        let place = |model: &ModelConfig| Placed::new(model, Path::new("none"), &mut devices).unwrap();
+        let placed: Vec<Placed> = config.models.iter().map(place).collect();
+        let models = config.models.iter().zip(&placed).map(|(model, placed)| ModelPlan {
+            name: model.name.clone(),
+            description: placed.architecture.describe(),
+            device: placed.device,
+            weight_bytes: placed.weight_bytes(),
+            workspace_bytes: placed.workspace_bytes(model),
+            page_bytes: placed.page_bytes(),
+            pages: 0,
+            context: placed.architecture.context as u32,
+        });
+        let mut plan =
+            MemoryPlan { models: models.collect(), devices: device_plans(&placed, &mut devices, config.gpu) };
+        plan.share_out(&(0..placed.len()).collect::<Vec<_>>());
+        plan
+    }
+
+    #[test]
+    fn the_benchmarks_fit_a_large_device() {
+        for (file, count, length) in [("bench-r2r.toml", 2, 9216), ("bench-me.toml", 3, 3072)] {
+            let plan = plan(file, 139, 138);
+            assert_eq!((plan.models.len(), plan.check()), (count, Ok(())), "{plan}");
+            // Room for 16 requests of this length, at every model the same.
+            let pages = plan.models[0].pages;
+            assert!(plan.models.iter().all(|model| model.pages == pages) && pages > 16 * length / 16, "{plan}");
+        }
+        assert_eq!(plan("bench-r2r.toml", 100, 90).devices[0].available, Some(90 << 30));
+        assert_eq!(plan("bench-r2r.toml", 100, 100).devices[0].available, Some(92 << 30));
+        let small = plan("bench-r2r.toml", 64, 64);
+        assert!(small.check().unwrap_err().contains("the weights and workspaces alone do not fit"), "{small}");
+    }
+}
