@@ -1,6 +1,7 @@
 //! Runners compute models. A runner is synchronous, has one owner thread, and owns the K/V pages of
 //! one model; it knows positions and pages, never requests' lives.
 
+mod check;
 pub mod cpu;
 pub mod cuda;
 pub mod model_config;
@@ -9,7 +10,9 @@ pub(crate) mod safetensors_file;
 pub mod sampler;
 mod signals;
 pub mod simulated;
+pub(crate) mod weights;
 
+use check::check;
 pub use signals::{Columns, Gathered, NetScores, SignalRequest};
 
 use crate::request::{SamplingParams, TokenId};

@@ -10,7 +10,7 @@ use super::{Columns, Sample, SignalRequest};
 use crate::request::{ModelId, SamplingParams, TokenId};
 
 /// Below this, temperature is greedy.
-const GREEDY: f32 = 1e-5;
+pub(super) const GREEDY: f32 = 1e-5;
 
 /// Id that fills up `topk_ids` of rows with too few tokens.
 pub const NO_TOKEN: TokenId = TokenId::MAX;
@@ -39,7 +39,7 @@ pub struct Sampler {
     kept: Vec<TokenId>,
 }
 
-const NOT_FINITE: Sample = Sample { token: 0, logprob: f32::NAN, top_logprobs: Vec::new(), finite: false };
+pub(super) const NOT_FINITE: Sample = Sample { token: 0, logprob: f32::NAN, top_logprobs: Vec::new(), finite: false };
 
 impl Sampler {
     /// `eos` are the tokens that end a sequence at `model`.
@@ -197,7 +197,7 @@ impl Row<'_> {
     }
 }
 
-fn needs_adjusting(row: &Row<'_>) -> bool {
+pub(super) fn needs_adjusting(row: &Row<'_>) -> bool {
     let params = row.params;
     !params.logit_bias.is_empty()
         || params.repetition_penalty != 1.0
@@ -208,7 +208,7 @@ fn needs_adjusting(row: &Row<'_>) -> bool {
 
 impl Columns {
     /// The values of `ids` (best first), filled up to `width`.
-    fn push_top(&mut self, logits: &[f32], ids: &[TokenId], width: usize) {
+    pub(super) fn push_top(&mut self, logits: &[f32], ids: &[TokenId], width: usize) {
         self.topk_values.extend(ids.iter().map(|&id| logits[id as usize]));
         self.topk_ids.extend(ids);
         self.topk_values.extend(std::iter::repeat_n(f32::NEG_INFINITY, width - ids.len()));
@@ -217,7 +217,7 @@ impl Columns {
 
     /// The scalars in `wanted`; NaN for a row without a distribution. Given are the distribution, the
     /// number of tokens in it and the candidate's log-probability.
-    fn push_scalars(&mut self, wanted: SignalSet, row: Option<(&Distribution, usize, f32)>) {
+    pub(super) fn push_scalars(&mut self, wanted: SignalSet, row: Option<(&Distribution, usize, f32)>) {
         let mut push = |signal: SignalSet,
                         column: fn(&mut Self) -> &mut Vec<f32>,
                         value: &dyn Fn(&Distribution, usize, f32) -> f32| {

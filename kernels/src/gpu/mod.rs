@@ -15,6 +15,7 @@ pub mod libraries;
 mod memory;
 mod module;
 mod nvrtc;
+pub mod ops;
 mod sources;
 mod stream;
 

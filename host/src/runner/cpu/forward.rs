@@ -7,7 +7,7 @@ use super::model::Linear;
 use super::nets::{CpuNet, Inputs};
 use crate::runner::net::NetId;
 use crate::runner::sampler::Row;
-use crate::runner::{NetScores, PAGE_TOKENS, PageId, RowBatch, RowOutputs, Rows, RunnerError, Sample};
+use crate::runner::{NetScores, PAGE_TOKENS, PageId, RowBatch, RowOutputs, Rows, Sample};
 
 /// Work memory, kept between forwards.
 #[derive(Default)]
@@ -29,49 +29,6 @@ pub(super) struct Buffers {
 }
 
 impl CpuRunner {
-    /// Refuse what would index out of bounds.
-    pub(super) fn check(&self, batch: &RowBatch<'_>) -> Result<(), RunnerError> {
-        let info = &self.info;
-        let wrong = |index: usize, what: String| {
-            Err(RunnerError(format!("model `{}`: sequence {index} of the batch: {what}", info.name)))
-        };
-        for (i, s) in batch.sequences.iter().enumerate() {
-            let (start, end) = (s.start, s.end);
-            if start >= end || end > s.context.len() {
-                return wrong(i, format!("rows {start}..{end} of {} tokens", s.context.len()));
-            }
-            if end > info.context as usize {
-                return wrong(i, format!("position {} of a context of {}", end - 1, info.context));
-            }
-            if s.sampled > end - start {
-                return wrong(i, format!("{} sampled of {} rows", s.sampled, end - start));
-            }
-            if s.prompt_len > s.context.len() {
-                return wrong(i, format!("a prompt of {} in a sequence of {} tokens", s.prompt_len, s.context.len()));
-            }
-            let needed = end.div_ceil(PAGE_TOKENS);
-            if s.pages.len() < needed {
-                return wrong(i, format!("{} pages, but {end} positions need {needed}", s.pages.len()));
-            }
-            if let Some(page) = s.pages[..needed].iter().find(|&&page| page >= info.pages) {
-                return wrong(i, format!("page {page} of a pool of {}", info.pages));
-            }
-            if let Some(token) = s.context[start..end].iter().find(|&&token| token >= info.vocab_size) {
-                return wrong(i, format!("token {token} of a vocabulary of {}", info.vocab_size));
-            }
-            if let Some(net) = s.nets.iter().find(|net| net.0 as usize >= self.nets.len()) {
-                return wrong(i, format!("net {} of {}", net.0, self.nets.len()));
-            }
-        }
-        if let Some(token) = batch.signals.token_logits.iter().find(|&&token| token >= info.vocab_size) {
-            return Err(RunnerError(format!(
-                "model `{}`: a signal asks for the logit of token {token}, but the vocabulary has {}",
-                info.name, info.vocab_size
-            )));
-        }
-        Ok(())
-    }
-
     /// Store K/V of all rows and leave the logits of the sampled ones in the buffers.
     pub(super) fn compute(&mut self, batch: &RowBatch<'_>) {
         let Self { config, model, pool, frequencies, buffers: b, nets, hidden_pages, .. } = self;

@@ -3,7 +3,6 @@
 mod forward;
 mod model;
 mod nets;
-mod weights;
 
 use std::path::Path;
 
@@ -12,13 +11,13 @@ use tokenrouter_kernels::{KvPool, KvShape, PAGE};
 use super::model_config::{LoadError, ModelConfig};
 use super::net::{Net, NetId};
 use super::sampler::Sampler;
-use super::{ModelInfo, PAGE_TOKENS, RowBatch, RowOutputs, Runner, RunnerError};
+pub use super::weights::Progress;
+use super::weights::Weights;
+use super::{ModelInfo, PAGE_TOKENS, RowBatch, RowOutputs, Runner, RunnerError, check};
 use crate::request::ModelId;
 use forward::Buffers;
 use model::Model;
 use nets::CpuNet;
-pub use weights::Progress;
-use weights::Weights;
 
 const _: () = assert!(PAGE_TOKENS == PAGE, "pages of the host and of the kernels");
 
@@ -146,7 +145,7 @@ impl Runner for CpuRunner {
     }
 
     fn forward(&mut self, batch: &RowBatch<'_>) -> Result<RowOutputs, RunnerError> {
-        self.check(batch)?;
+        check(&self.info, self.nets.len(), batch)?;
         self.compute(batch);
         let mut outputs = self.sample(batch);
         self.evaluate_nets(batch, &mut outputs);

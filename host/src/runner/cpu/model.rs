@@ -2,8 +2,8 @@
 
 use tokenrouter_kernels::PackedMatrix;
 
-use super::weights::Weights;
 use crate::runner::model_config::{LoadError, ModelConfig};
+use crate::runner::weights::{Weights, tensor_names};
 
 /// A linear layer; several of the file's layers with one argument may be joined in it.
 pub(super) struct Linear {
@@ -120,34 +120,4 @@ fn linear(
         }
     }
     Ok(Linear { weight, bias })
-}
-
-/// The tensors that [`Model::load`] reads.
-fn tensor_names(config: &ModelConfig) -> Vec<String> {
-    let mut names = vec!["model.embed_tokens.weight".to_owned(), "model.norm.weight".to_owned()];
-    if !config.tied {
-        names.push("lm_head.weight".to_owned());
-    }
-    let mut parts = vec!["input_layernorm.weight".to_owned(), "post_attention_layernorm.weight".to_owned()];
-    for (part, bias) in [
-        ("self_attn.q_proj", config.qkv_bias),
-        ("self_attn.k_proj", config.qkv_bias),
-        ("self_attn.v_proj", config.qkv_bias),
-        ("self_attn.o_proj", config.output_bias),
-        ("mlp.gate_proj", config.mlp_bias),
-        ("mlp.up_proj", config.mlp_bias),
-        ("mlp.down_proj", config.mlp_bias),
-    ] {
-        parts.push(format!("{part}.weight"));
-        if bias {
-            parts.push(format!("{part}.bias"));
-        }
-    }
-    if config.qk_norm {
-        parts.extend(["self_attn.q_norm.weight".to_owned(), "self_attn.k_norm.weight".to_owned()]);
-    }
-    for layer in 0..config.layers {
-        names.extend(parts.iter().map(|part| format!("model.layers.{layer}.{part}")));
-    }
-    names
 }

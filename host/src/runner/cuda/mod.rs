@@ -1,10 +1,37 @@
-//! The CUDA runner.
+//! The CUDA runner: bf16 or f32 on one device. Steps of up to 64 rows are replayed graphs, one for each
+//! bucket of rows; longer ones (prompts) are enqueued kernel by kernel. One upload and one download a step.
+//!
+//! As on the CPU, a row's result does not depend on what else is computed with it, nor on whether its
+//! sequence came in one piece: all kernels keep one order of operations for a row.
+
+#![allow(unsafe_code)]
+
+mod forward;
+mod load;
+mod memory;
+mod nets;
+mod step;
 
 use std::path::Path;
 
+use tokenrouter_kernels::Distribution;
+use tokenrouter_kernels::gpu::ops::{
+    ATTENTION_DIMS, Kernels, LIST, MAX_STREAMED_ROWS, MAX_VOCABULARY, Matrix, SAMPLE_WORDS, item_rows,
+};
+use tokenrouter_kernels::gpu::{Arena, Device, DevicePtr, GpuError, Graph, Pinned, Priority, Stream, kernel_cache};
+
 use super::model_config::{LoadError, ModelConfig};
-use super::{PAGE_TOKENS, Runner};
+use super::net::{Net, NetId};
+use super::sampler::{NOT_FINITE, Row, Sampler};
+use super::{
+    Columns, ModelInfo, NetScores, PAGE_TOKENS, RowBatch, RowOutputs, Runner, RunnerError, Sample, SignalRequest, check,
+};
 use crate::request::ModelId;
+use forward::{Forward, Size};
+use load::Loader;
+use memory::{Buffers, Counter, SCORES, SLOTS, Tensors, UploadLayout, results};
+use nets::{CudaNet, Inputs};
+use step::{Fixed, Step};
 
 pub use super::cpu::Progress;
 
@@ -21,11 +48,13 @@ pub struct DeviceInfo {
 
 /// The device number `ordinal`. The error is one sentence: what was looked for and where.
 pub fn device(ordinal: u32) -> Result<DeviceInfo, String> {
-    Err(missing(ordinal))
-}
-
-fn missing(ordinal: u32) -> String {
-    format!("no CUDA device {ordinal} was found: this build has no CUDA runner")
+    let look = || -> Result<DeviceInfo, GpuError> {
+        tokenrouter_kernels::gpu::libraries::find()?;
+        let device = Device::open(ordinal as usize)?;
+        let (free, total) = device.memory()?;
+        Ok(DeviceInfo { ordinal, name: device.name().to_owned(), total: total as u64, free: free as u64 })
+    };
+    look().map_err(|error| error.to_string())
 }
 
 /// Type of the weights and of K/V.
@@ -47,17 +76,26 @@ impl Dtype {
 
 /// Bytes of the weights, before anything is loaded.
 pub fn weight_bytes(config: &ModelConfig, dtype: Dtype) -> u64 {
-    config.parameters() * dtype.size()
+    let mut counter = Counter::default();
+    // A counter does not fail.
+    let _ = Tensors::allocate(config, dtype, &mut counter);
+    counter.0 as u64
 }
 
 /// Bytes of one K/V page over all layers.
 pub fn page_bytes(config: &ModelConfig, dtype: Dtype) -> u64 {
-    2 * (config.layers * config.kv_heads * config.head_dim * PAGE_TOKENS) as u64 * dtype.size()
+    memory::kv_layer_bytes(config, dtype) * config.layers as u64
 }
 
-/// Bytes of everything else that a loaded model keeps on its device.
-pub fn workspace_bytes(config: &ModelConfig, dtype: Dtype, max_rows: u32, prefill_chunk: u32) -> u64 {
-    u64::from(max_rows.max(prefill_chunk)) * (config.vocab_size + config.intermediate) as u64 * dtype.size()
+/// Bytes of everything else that a loaded model keeps on its device, the context and graphs included.
+pub fn workspace_bytes(config: &ModelConfig, dtype: Dtype, max_rows: u32, _prefill_chunk: u32) -> u64 {
+    /// What the driver takes for a context, kernels and graphs: 0.5 GiB on an H200 with driver 580.
+    const DRIVER: u64 = 512 << 20;
+    /// Pages are not known before the plan; a list of this many words is a part of the work memory.
+    const PAGES: usize = 1 << 20;
+    let mut counter = Counter::default();
+    let _ = Buffers::allocate(config, dtype, memory::capacity(max_rows), PAGES, &mut counter);
+    counter.0 as u64 + DRIVER
 }
 
 /// Where the weights come from.
@@ -79,7 +117,7 @@ pub struct LoadOptions<'a> {
     pub dtype: Dtype,
     /// Pages of the K/V pool.
     pub pages: u32,
-    /// Most rows of one forward.
+    /// Most rows that are computed at a time; longer forwards are cut.
     pub max_rows: u32,
     /// Most prompt rows of one request in one forward.
     pub prefill_chunk: u32,
@@ -89,20 +127,485 @@ pub struct LoadOptions<'a> {
     pub progress: Option<Progress<'a>>,
 }
 
+/// Rows of the graphs: a step is computed by the smallest that holds it.
+const BUCKETS: [usize; 4] = [8, 16, 32, MAX_STREAMED_ROWS as usize];
+
 /// A model on a CUDA device.
-pub struct CudaRunner;
+pub struct CudaRunner {
+    info: ModelInfo,
+    config: ModelConfig,
+    dtype: Dtype,
+    fixed: Fixed,
+    /// Rows that work memory has room for.
+    capacity: usize,
+    tensors: Tensors,
+    buffers: Buffers,
+    kv: DevicePtr,
+    hidden_pages: Option<(DevicePtr, Arena)>,
+    sampler: Sampler,
+    nets: Vec<CudaNet>,
+    /// By [`BUCKETS`]; captured when first needed.
+    graphs: [Option<Graph>; BUCKETS.len()],
+    /// By net and by layout (small steps, prompts).
+    net_graphs: Vec<[Option<Graph>; 2]>,
+    upload: Pinned<u32>,
+    download: Pinned<u32>,
+    /// A row of logits for the host's sampler.
+    logits: Pinned<f32>,
+    kernels: Kernels,
+    stream: Stream,
+    /// Dropped last: everything above lies in it.
+    _arena: Arena,
+    device: Device,
+}
 
 impl CudaRunner {
     /// Load a model.
     pub fn load(
-        _config: ModelConfig,
+        config: ModelConfig,
         source: Source<'_>,
         options: LoadOptions<'_>,
     ) -> Result<Box<dyn Runner>, LoadError> {
+        Ok(Box::new(Self::new(config, source, options)?))
+    }
+
+    pub(crate) fn new(config: ModelConfig, source: Source<'_>, options: LoadOptions<'_>) -> Result<Self, LoadError> {
         let place = match source {
-            Source::Directory(directory) => directory,
-            Source::Random { .. } => Path::new(&options.name),
+            Source::Directory(directory) => directory.to_owned(),
+            Source::Random { .. } => options.name.clone().into(),
         };
-        Err(LoadError::new(place, missing(options.ordinal)))
+        check_config(&config, options.dtype).map_err(|message| LoadError::new(&place, message))?;
+        let failed = |e: GpuError| LoadError::new(&place, e.to_string());
+        let dtype = options.dtype;
+        let mut runner = Self::allocate(&config, &options).map_err(failed)?;
+        let buffers = &runner.buffers;
+        let mut loader =
+            Loader::new(&runner.device, &runner.kernels, &runner.stream, dtype, buffers, &place).map_err(failed)?;
+        match source {
+            Source::Directory(directory) => loader.load(directory, &config, &runner.tensors, options.progress)?,
+            Source::Random { seed } => loader.random(&config, &runner.tensors, seed)?,
+        }
+        runner.stream.synchronize().map_err(failed)?;
+        runner.capture_all().map_err(failed)?;
+        Ok(runner)
+    }
+
+    /// Everything but the values of the weights.
+    fn allocate(config: &ModelConfig, options: &LoadOptions<'_>) -> Result<Self, GpuError> {
+        tokenrouter_kernels::gpu::libraries::find()?;
+        let (dtype, pages) = (options.dtype, options.pages);
+        let device = Device::open(options.ordinal as usize)?;
+        let kernels = Kernels::load(&device, kernel_cache().as_deref())?;
+        let priority = if options.high_priority { Priority::High } else { Priority::Default };
+        let stream = Stream::new(&device, priority)?;
+        let capacity = memory::capacity(options.max_rows);
+        let kv_bytes = u64::from(pages) * page_bytes(config, dtype);
+        let mut counter = Counter::default();
+        let lay_out = |to: &mut dyn memory::Allocate| -> Result<_, GpuError> {
+            let tensors = Tensors::allocate(config, dtype, to)?;
+            let buffers = Buffers::allocate(config, dtype, capacity, pages as usize, to)?;
+            Ok((tensors, buffers, to.bytes(kv_bytes as usize)?))
+        };
+        lay_out(&mut counter)?;
+        let mut arena = Arena::new(&device, counter.0)?;
+        let (tensors, buffers, kv) = lay_out(&mut arena)?;
+        // What padding rows read must be numbers; K/V of pages that are not written yet are masked, but
+        // multiplied by zero.
+        // SAFETY: all is allocated.
+        unsafe {
+            let work = buffers.upload;
+            stream.fill_u8_async(work, 0, (kv.0 - work.0) as usize)?;
+            stream.fill_u8_async(kv, 0, kv_bytes as usize)?;
+        }
+        let info = ModelInfo {
+            name: options.name.clone(),
+            description: config.describe(),
+            vocab_size: config.vocab_size as u32,
+            hidden_size: config.hidden as u32,
+            context: config.context as u32,
+            eos: config.eos.clone(),
+            pages,
+            weight_bytes: weight_bytes(config, dtype),
+            page_bytes: page_bytes(config, dtype),
+        };
+        let group = config.heads / config.kv_heads;
+        Ok(Self {
+            fixed: Fixed { model: options.model, vocabulary: config.vocab_size, group, net_list: 0 },
+            sampler: Sampler::new(options.model, info.eos.clone()),
+            upload: Pinned::new(&device, buffers.upload_words)?,
+            download: Pinned::new(&device, results::WORDS.max(SLOTS * config.hidden))?,
+            logits: Pinned::new(&device, memory::pitch(config))?,
+            info,
+            config: config.clone(),
+            dtype,
+            capacity,
+            tensors,
+            buffers,
+            kv,
+            hidden_pages: None,
+            nets: Vec::new(),
+            graphs: [const { None }; BUCKETS.len()],
+            net_graphs: Vec::new(),
+            kernels,
+            stream,
+            _arena: arena,
+            device,
+        })
+    }
+
+    /// The model's architecture.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn parts(&self, layout: UploadLayout) -> Forward<'_> {
+        Forward {
+            kernels: &self.kernels,
+            stream: &self.stream,
+            config: &self.config,
+            dtype: self.dtype,
+            tensors: &self.tensors,
+            buffers: &self.buffers,
+            kv: self.kv,
+            pages: self.info.pages,
+            hidden_pages: self.hidden_pages.as_ref().map(|(at, _)| *at),
+            layout,
+        }
+    }
+
+    /// Small steps have one layout, prompts another.
+    fn layout(&self, rows: usize) -> UploadLayout {
+        let small = MAX_STREAMED_ROWS as usize;
+        UploadLayout { rows: if rows <= small { small } else { self.capacity } }
+    }
+
+    /// Capture the steps of all buckets, the largest first.
+    fn capture_all(&mut self) -> Result<(), GpuError> {
+        for index in (0..BUCKETS.len()).rev() {
+            self.graphs[index] = Some(self.capture(BUCKETS[index])?);
+        }
+        Ok(())
+    }
+
+    fn capture(&self, rows: usize) -> Result<Graph, GpuError> {
+        let forward = self.parts(self.layout(rows));
+        let rows = rows as u32;
+        // SAFETY: the addresses live as long as the runner, which owns the graph.
+        let graph = self.stream.capture(|| unsafe { forward.enqueue(Size { rows, slots: rows, items: rows }) })?;
+        graph.upload(&self.stream)?;
+        Ok(graph)
+    }
+
+    /// Compute one step and wait for it; results lie in `download`.
+    fn run(&mut self, batch: &RowBatch<'_>, parts: &[step::Part], nets: &[NetId]) -> Result<Step, String> {
+        let text = |error: GpuError| error.to_string();
+        let rows: usize = parts.iter().map(|part| part.end - part.start).sum();
+        let layout = self.layout(rows);
+        let small = rows <= MAX_STREAMED_ROWS as usize;
+        let step = step::fill(batch, parts, layout, !small, self.fixed, &mut self.upload)?;
+        // The thread that loaded the model is another one than that which runs it.
+        self.device.make_current().map_err(text)?;
+        // SAFETY: the upload memory has room for all words, and `upload` is not written before the stream was
+        // waited for; graphs and steps are of this runner.
+        unsafe {
+            self.stream.upload_async(self.buffers.upload, &self.upload, step.words * 4).map_err(text)?;
+            if small {
+                let bucket = BUCKETS.iter().position(|bucket| rows <= *bucket).unwrap_or(BUCKETS.len() - 1);
+                if self.graphs[bucket].is_none() {
+                    self.graphs[bucket] = Some(self.capture(BUCKETS[bucket]).map_err(text)?);
+                }
+                if let Some(graph) = &self.graphs[bucket] {
+                    graph.launch(&self.stream).map_err(text)?;
+                }
+            } else {
+                let slots = step.slots.len();
+                let slots = BUCKETS.into_iter().find(|bucket| slots <= *bucket).filter(|_| slots > 0).unwrap_or(0);
+                let size = Size { rows: rows as u32, slots: slots as u32, items: step.items as u32 };
+                self.parts(layout).enqueue(size).map_err(text)?;
+            }
+        }
+        let on_host = step.slots.iter().any(|slot| slot.on_host);
+        if !nets.is_empty() && !on_host && !step.slots.is_empty() {
+            self.launch_nets(nets, !small).map_err(text)?;
+        }
+        if step.slots.is_empty() {
+            self.stream.synchronize().map_err(text)?;
+            return Ok(step);
+        }
+        let wanted = if step.list > 0 {
+            results::WORDS
+        } else if !batch.signals.token_logits.is_empty() {
+            results::TOP_VALUES
+        } else if nets.is_empty() {
+            step.slots.len() * SAMPLE_WORDS
+        } else {
+            results::TOKEN_LOGITS
+        };
+        // SAFETY: the results have as many words; `download` is read after the stream was waited for.
+        unsafe { self.stream.download_async(&mut self.download, self.buffers.results, wanted * 4).map_err(text)? };
+        self.stream.synchronize().map_err(text)?;
+        Ok(step)
+    }
+
+    fn launch_nets(&mut self, nets: &[NetId], prompt: bool) -> Result<(), GpuError> {
+        for id in nets {
+            let index = id.0 as usize;
+            if self.net_graphs[index][usize::from(prompt)].is_none() {
+                self.net_graphs[index][usize::from(prompt)] = Some(self.capture_net(index, prompt)?);
+            }
+            if let Some(graph) = &self.net_graphs[index][usize::from(prompt)] {
+                // SAFETY: the graph's addresses are of this runner.
+                unsafe { graph.launch(&self.stream)? };
+            }
+        }
+        Ok(())
+    }
+
+    fn capture_net(&self, index: usize, prompt: bool) -> Result<Graph, GpuError> {
+        let forward =
+            self.parts(self.layout(if prompt { self.capacity.max(MAX_STREAMED_ROWS as usize + 1) } else { 1 }));
+        let sampling = forward.sampling();
+        let inputs = Inputs {
+            at: forward.rows(),
+            params: sampling.params,
+            samples: sampling.out,
+            top_values: sampling.top_values,
+            hidden: self.buffers.hidden,
+            hidden_pages: forward.hidden_pages.unwrap_or(DevicePtr(0)),
+            embedding: self.tensors.embedding,
+            packed_embedding: self.dtype == Dtype::Bf16,
+        };
+        let (net, column) = (&self.nets[index], self.score_column(index));
+        let at = self.buffers.results.offset((results::SCORES_AT + column) * 4);
+        let out = Matrix { at, pitch: SCORES as u32, width: net.width as u32 };
+        // SAFETY: the addresses live as long as the runner, which owns the graph.
+        self.stream.capture(|| unsafe { net.enqueue(&self.kernels, &self.stream, &inputs, out) })
+    }
+
+    /// First column of a net's scores.
+    fn score_column(&self, net: usize) -> usize {
+        self.nets[..net].iter().map(|net| net.width).sum()
+    }
+
+    /// The tokens that the host draws, from logits that are fetched for it.
+    fn draw_on_host(&mut self, batch: &RowBatch<'_>, step: &Step) -> Result<Vec<Option<Sample>>, GpuError> {
+        let mut drawn = vec![None; step.slots.len()];
+        for (index, slot) in step.slots.iter().enumerate().filter(|(_, slot)| slot.on_host) {
+            let pitch = memory::pitch(&self.config);
+            let vocabulary = self.config.vocab_size;
+            let from = self.buffers.logits.offset(index * pitch * 4);
+            // SAFETY: a row of logits; `logits` is read after the stream was waited for.
+            unsafe { self.stream.download_async(&mut self.logits, from, vocabulary * 4)? };
+            self.stream.synchronize()?;
+            let s = &batch.sequences[slot.sequence];
+            let row =
+                Row { context: &s.context[..slot.end], prompt_len: s.prompt_len, params: s.sampling, masked: s.masked };
+            let nothing = SignalRequest::default();
+            let sample = self.sampler.sample(&mut self.logits[..vocabulary], &row, &nothing, &mut Columns::default());
+            drawn[index] = Some(sample);
+        }
+        Ok(drawn)
+    }
+
+    /// Give nets the tokens that the host drew, evaluate them and fetch their scores.
+    fn evaluate_after_host(&mut self, nets: &[NetId], prompt: bool, drawn: &[Option<Sample>]) -> Result<(), GpuError> {
+        let words = drawn.len() * SAMPLE_WORDS;
+        for (index, sample) in drawn.iter().enumerate() {
+            let Some(sample) = sample else { continue };
+            let out = &mut self.download[index * SAMPLE_WORDS..][..2];
+            out.copy_from_slice(&[sample.token, u32::from(sample.finite)]);
+        }
+        self.upload[..words].copy_from_slice(&self.download[..words]);
+        // SAFETY: the results have room; `upload` is written again only after the stream was waited for.
+        unsafe { self.stream.upload_async(self.buffers.results, &self.upload, words * 4)? };
+        self.launch_nets(nets, prompt)?;
+        // SAFETY: as in `run`.
+        unsafe {
+            self.stream.download_async(&mut self.download, self.buffers.results, results::TOKEN_LOGITS * 4)?;
+        }
+        self.stream.synchronize()
+    }
+
+    /// Samples and signals of a step, from `download`.
+    fn collect(&mut self, batch: &RowBatch<'_>, step: &Step, drawn: Vec<Option<Sample>>, out: &mut RowOutputs) {
+        let wanted = &batch.signals;
+        for (index, (slot, on_host)) in step.slots.iter().zip(drawn).enumerate() {
+            let s = &batch.sequences[slot.sequence];
+            let words = &self.download[results::SAMPLES + index * SAMPLE_WORDS..][..SAMPLE_WORDS];
+            let float = |word: usize| f32::from_bits(words[word]);
+            let ids = &self.download[results::TOKEN_LOGITS + index * LIST..][..wanted.token_logits.len()];
+            out.signals.token_logits.extend(ids.iter().map(|bits| f32::from_bits(*bits)));
+            let top = &self.download[results::TOP_IDS + index * LIST..][..LIST];
+            let values = &self.download[results::TOP_VALUES + index * LIST..][..LIST];
+            let top_k = wanted.top_k as usize;
+            let finite = words[1] != 0 || slot.on_host;
+            let distribution =
+                Distribution { max: float(3), argmax: 0, second: float(4), log_sum_exp: float(5), entropy: float(6) };
+            let known = finite && distribution.log_sum_exp.is_finite();
+            let listed = if known { top_k } else { 0 };
+            out.signals.topk_values.extend(values[..listed].iter().map(|bits| f32::from_bits(*bits)));
+            out.signals.topk_ids.extend(&top[..listed]);
+            out.signals.push_top(&[], &[], top_k - listed);
+            let possible =
+                self.config.vocab_size - s.masked.iter().filter(|id| (**id as usize) < self.config.vocab_size).count();
+            let sample = match on_host {
+                Some(sample) => sample,
+                None if !known => NOT_FINITE,
+                None => {
+                    let count = s.sampling.top_logprobs.unwrap_or(0) as usize;
+                    let listed =
+                        top.iter().zip(values).take(count).filter(|(_, bits)| f32::from_bits(**bits).is_finite());
+                    Sample {
+                        token: words[0],
+                        logprob: distribution.log_prob(float(2)),
+                        top_logprobs: listed
+                            .map(|(id, bits)| (*id, distribution.log_prob(f32::from_bits(*bits))))
+                            .collect(),
+                        finite: true,
+                    }
+                }
+            };
+            let scalars = known.then_some((&distribution, possible, sample.logprob));
+            out.signals.push_scalars(wanted.scalars, scalars);
+            out.samples.push(sample);
+        }
+    }
+
+    fn collect_scores(&self, batch: &RowBatch<'_>, step: &Step, nets: &[NetId], out: &mut [(NetId, NetScores)]) {
+        for (id, (_, scores)) in nets.iter().zip(out) {
+            let column = self.score_column(id.0 as usize);
+            for (index, slot) in step.slots.iter().enumerate() {
+                let named = batch.sequences[slot.sequence].nets.contains(id);
+                let row = &self.download[results::SCORES_AT + index * SCORES + column..][..scores.width];
+                scores.scores.extend(row.iter().map(|bits| if named { f32::from_bits(*bits) } else { f32::NAN }));
+            }
+        }
+    }
+
+    fn fetch_hidden(&mut self, step: &Step, out: &mut RowOutputs) -> Result<(), GpuError> {
+        let words = step.slots.len() * self.config.hidden;
+        // SAFETY: the slots' hidden states; `download` is read after the stream was waited for.
+        unsafe { self.stream.download_async(&mut self.download, self.buffers.hidden, words * 4)? };
+        self.stream.synchronize()?;
+        out.hidden.extend(self.download[..words].iter().map(|bits| f32::from_bits(*bits)));
+        Ok(())
+    }
+
+    fn step(
+        &mut self,
+        batch: &RowBatch<'_>,
+        parts: &[step::Part],
+        nets: &[NetId],
+        out: &mut RowOutputs,
+    ) -> Result<(), String> {
+        let text = |error: GpuError| error.to_string();
+        let step = self.run(batch, parts, nets)?;
+        if step.slots.is_empty() {
+            return Ok(());
+        }
+        let drawn = self.draw_on_host(batch, &step).map_err(text)?;
+        if !nets.is_empty() && step.slots.iter().any(|slot| slot.on_host) {
+            self.evaluate_after_host(nets, step.rows > MAX_STREAMED_ROWS as usize, &drawn).map_err(text)?;
+        }
+        let mut scores = std::mem::take(&mut out.signals.nets);
+        self.collect_scores(batch, &step, nets, &mut scores);
+        out.signals.nets = scores;
+        self.collect(batch, &step, drawn, out);
+        if batch.hidden { self.fetch_hidden(&step, out).map_err(text) } else { Ok(()) }
     }
 }
+
+impl Runner for CudaRunner {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn load_net(&mut self, net: Net) -> Result<NetId, RunnerError> {
+        let text = |error: GpuError| RunnerError(error.to_string());
+        let columns = self.score_column(self.nets.len()) + net.width();
+        if columns > SCORES {
+            let message =
+                format!("{}: the model's nets give {columns} scores, but CUDA has room for {SCORES}", net.name);
+            return Err(RunnerError(message));
+        }
+        self.device.make_current().map_err(text)?;
+        let mut loader = Loader::new(
+            &self.device,
+            &self.kernels,
+            &self.stream,
+            self.dtype,
+            &self.buffers,
+            Path::new(&self.info.name),
+        )
+        .map_err(text)?;
+        let net = CudaNet::new(&self.device, &mut loader, net).map_err(RunnerError)?;
+        if net.back > 0 && self.hidden_pages.is_none() {
+            let bytes = self.info.pages as usize * PAGE_TOKENS * self.config.hidden * size_of::<f32>();
+            let mut arena = Arena::new(&self.device, bytes).map_err(text)?;
+            let at = arena.alloc(bytes).map_err(text)?;
+            // SAFETY: allocated above.
+            unsafe { self.stream.fill_u8_async(at, 0, bytes) }.map_err(text)?;
+            self.hidden_pages = Some((at, arena));
+            // Steps now keep hidden states.
+            self.graphs = [const { None }; BUCKETS.len()];
+        }
+        self.fixed.net_list = self.fixed.net_list.max(net.list);
+        self.nets.push(net);
+        self.net_graphs.push([None, None]);
+        Ok(NetId(self.nets.len() as u32 - 1))
+    }
+
+    fn forget_nets(&mut self) {
+        self.net_graphs.clear();
+        self.nets.clear();
+        self.fixed.net_list = 0;
+    }
+
+    fn forward(&mut self, batch: &RowBatch<'_>) -> Result<RowOutputs, RunnerError> {
+        let named = |message: String| RunnerError(format!("model `{}`: {message}", self.info.name));
+        check(&self.info, self.nets.len(), batch)?;
+        step::check_signals(batch).map_err(named)?;
+        let mut nets: Vec<NetId> = batch.sequences.iter().flat_map(|s| s.nets).copied().collect();
+        nets.sort_unstable();
+        nets.dedup();
+        let mut out = RowOutputs::default();
+        let empty = |id: &NetId| (*id, NetScores { width: self.nets[id.0 as usize].width, scores: Vec::new() });
+        out.signals.nets = nets.iter().map(empty).collect();
+        for parts in step::steps(batch, self.capacity) {
+            if let Err(message) = self.step(batch, &parts, &nets, &mut out) {
+                return Err(RunnerError(format!("model `{}`: {message}", self.info.name)));
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// What the kernels cannot compute.
+fn check_config(config: &ModelConfig, dtype: Dtype) -> Result<(), String> {
+    let group = config.heads / config.kv_heads;
+    if config.vocab_size > MAX_VOCABULARY {
+        return Err(format!("vocab_size is {}; on CUDA at most {MAX_VOCABULARY} are possible", config.vocab_size));
+    }
+    if config.head_dim > 256 {
+        return Err(format!("head_dim is {}; on CUDA at most 256 is possible", config.head_dim));
+    }
+    if dtype == Dtype::F32 {
+        return Ok(());
+    }
+    let remedy = "set the model's dtype to \"f32\" or its device to \"cpu\"";
+    if !ATTENTION_DIMS.contains(&config.head_dim) {
+        return Err(format!("head_dim is {}; in bf16 it must be one of {ATTENTION_DIMS:?}; {remedy}", config.head_dim));
+    }
+    if item_rows(group as u32, false) == 0 {
+        return Err(format!("{group} query heads share a key/value head; in bf16 at most 8 can; {remedy}"));
+    }
+    for (name, value) in [("hidden_size", config.hidden), ("intermediate_size", config.intermediate)] {
+        if !value.is_multiple_of(32) {
+            return Err(format!("{name} is {value}; in bf16 it must be a multiple of 32; {remedy}"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

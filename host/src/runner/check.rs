@@ -1,0 +1,45 @@
+//! What no runner computes.
+
+use super::{ModelInfo, PAGE_TOKENS, RowBatch, RunnerError};
+
+/// Refuse what would index out of bounds. `nets`: how many the runner has.
+pub(super) fn check(info: &ModelInfo, nets: usize, batch: &RowBatch<'_>) -> Result<(), RunnerError> {
+    let wrong = |index: usize, what: String| {
+        Err(RunnerError(format!("model `{}`: sequence {index} of the batch: {what}", info.name)))
+    };
+    for (i, s) in batch.sequences.iter().enumerate() {
+        let (start, end) = (s.start, s.end);
+        if start >= end || end > s.context.len() {
+            return wrong(i, format!("rows {start}..{end} of {} tokens", s.context.len()));
+        }
+        if end > info.context as usize {
+            return wrong(i, format!("position {} of a context of {}", end - 1, info.context));
+        }
+        if s.sampled > end - start {
+            return wrong(i, format!("{} sampled of {} rows", s.sampled, end - start));
+        }
+        if s.prompt_len > s.context.len() {
+            return wrong(i, format!("a prompt of {} in a sequence of {} tokens", s.prompt_len, s.context.len()));
+        }
+        let needed = end.div_ceil(PAGE_TOKENS);
+        if s.pages.len() < needed {
+            return wrong(i, format!("{} pages, but {end} positions need {needed}", s.pages.len()));
+        }
+        if let Some(page) = s.pages[..needed].iter().find(|&&page| page >= info.pages) {
+            return wrong(i, format!("page {page} of a pool of {}", info.pages));
+        }
+        if let Some(token) = s.context[start..end].iter().find(|&&token| token >= info.vocab_size) {
+            return wrong(i, format!("token {token} of a vocabulary of {}", info.vocab_size));
+        }
+        if let Some(net) = s.nets.iter().find(|net| net.0 as usize >= nets) {
+            return wrong(i, format!("net {} of {}", net.0, nets));
+        }
+    }
+    if let Some(token) = batch.signals.token_logits.iter().find(|&&token| token >= info.vocab_size) {
+        return Err(RunnerError(format!(
+            "model `{}`: a signal asks for the logit of token {token}, but the vocabulary has {}",
+            info.name, info.vocab_size
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,37 @@
+use super::*;
+use crate::runner::model_config::shapes;
+
+fn qwen() -> ModelConfig {
+    shapes::find("qwen3-0.6b").unwrap().config(None).unwrap()
+}
+
+#[test]
+fn what_bf16_cannot_compute_is_refused_with_a_remedy() {
+    assert_eq!(check_config(&qwen(), Dtype::Bf16), Ok(()));
+    let odd = ModelConfig { head_dim: 80, ..qwen() };
+    assert_eq!(
+        check_config(&odd, Dtype::Bf16).unwrap_err(),
+        "head_dim is 80; in bf16 it must be one of [32, 64, 96, 128]; set the model's dtype to \"f32\" or its device to \"cpu\""
+    );
+    assert_eq!(check_config(&odd, Dtype::F32), Ok(()));
+    let narrow = ModelConfig { hidden: 1000, ..qwen() };
+    assert!(check_config(&narrow, Dtype::Bf16).unwrap_err().contains("hidden_size is 1000"));
+    let wide = ModelConfig { heads: 144, ..qwen() };
+    assert!(check_config(&wide, Dtype::Bf16).unwrap_err().contains("18 query heads"));
+    let large = ModelConfig { vocab_size: 400_000, ..qwen() };
+    assert!(check_config(&large, Dtype::F32).unwrap_err().contains("vocab_size is 400000"));
+}
+
+#[test]
+fn sizes_are_what_is_allocated() {
+    let config = qwen();
+    // Matrices in bf16, norms and rotary frequencies in f32.
+    let bf16 = weight_bytes(&config, Dtype::Bf16);
+    let expected = 2 * config.parameters();
+    assert!(bf16 > expected && bf16 < expected + expected / 1000, "{bf16} for {expected}");
+    assert_eq!(page_bytes(&config, Dtype::Bf16), 16 * 114_688);
+    assert_eq!(page_bytes(&config, Dtype::F32), 32 * 114_688);
+    let (small, large) =
+        (workspace_bytes(&config, Dtype::Bf16, 64, 64), workspace_bytes(&config, Dtype::Bf16, 2048, 64));
+    assert!(large > small && small > 512 << 20);
+}

@@ -1,0 +1,108 @@
+//! `attention.cu`: attention of rows over paged keys and values in bf16.
+
+use super::{Find, Kernels};
+use crate::gpu::{Args, DevicePtr, Function, GpuError, Launch, Stream, launch};
+
+/// Sizes of heads that the bf16 kernels know.
+pub const ATTENTION_DIMS: [usize; 4] = [32, 64, 96, 128];
+/// Words of an item, see `attention.cu`.
+pub const ITEM_WORDS: usize = 8;
+/// Columns (rows by heads of a group) of an item for decoding and for prompts.
+const SPLIT_COLUMNS: u32 = 8;
+pub const WHOLE_COLUMNS: u32 = 32;
+const CHUNKS: u32 = 8;
+const BLOCK: u32 = 128;
+
+/// Rows that an item can have.
+pub fn item_rows(group: u32, whole: bool) -> u32 {
+    (if whole { WHOLE_COLUMNS } else { SPLIT_COLUMNS }) / group
+}
+
+/// `AttentionArgs` of `attention.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct AttentionArgs {
+    pub q: DevicePtr,
+    pub kv: DevicePtr,
+    pub items: DevicePtr,
+    pub page_list: DevicePtr,
+    pub header: DevicePtr,
+    pub out: DevicePtr,
+    pub scale: f32,
+    pub kv_heads: u32,
+    pub group: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Functions {
+    split: Vec<Function>,
+    whole: Vec<Function>,
+}
+
+impl Functions {
+    pub(super) fn new(find: Find<'_>) -> Result<Self, GpuError> {
+        let all = |kind: &str| -> Result<Vec<Function>, GpuError> {
+            ATTENTION_DIMS.iter().map(|dim| find(&format!("attention_{kind}_{dim}"))).collect()
+        };
+        let (split, whole) = (all("split")?, all("whole")?);
+        for (function, dim) in whole.iter().zip(ATTENTION_DIMS) {
+            function.set_max_dynamic_shared(whole_shared(dim as u32))?;
+        }
+        Ok(Self { split, whole })
+    }
+}
+
+fn split_shared(dim: u32) -> u32 {
+    BLOCK / 32 * 8 * (dim + 4) * 4
+}
+
+fn whole_shared(dim: u32) -> u32 {
+    split_shared(dim) + WHOLE_COLUMNS * dim * 4
+}
+
+impl Kernels {
+    /// Attention of up to `items` items (the header has their number), for steps.
+    ///
+    /// # Safety
+    /// See the module; `dim` is one of [`ATTENTION_DIMS`].
+    pub unsafe fn attention_split(
+        &self,
+        stream: &Stream,
+        dim: usize,
+        items: u32,
+        args: AttentionArgs,
+    ) -> Result<(), GpuError> {
+        let chunks = if self.clusters { CHUNKS } else { 1 };
+        let how = Launch {
+            grid: [chunks, args.kv_heads, items],
+            block: BLOCK,
+            cluster: chunks,
+            shared: split_shared(dim as u32),
+            overlap: self.clusters,
+        };
+        // SAFETY: the caller's.
+        unsafe { launch(&self.attention.split[index(dim)], &how, stream, Args::new().value(&args)) }
+    }
+
+    /// Attention of exactly `items` items, for prompts.
+    ///
+    /// # Safety
+    /// As for [`Self::attention_split`].
+    pub unsafe fn attention_whole(
+        &self,
+        stream: &Stream,
+        dim: usize,
+        items: u32,
+        args: AttentionArgs,
+    ) -> Result<(), GpuError> {
+        let shared = whole_shared(dim as u32);
+        let grid = [items, args.kv_heads, 1];
+        let how = Launch { grid, block: BLOCK, cluster: 1, shared, overlap: self.clusters };
+        // SAFETY: the caller's.
+        unsafe { launch(&self.attention.whole[index(dim)], &how, stream, Args::new().value(&args)) }
+    }
+}
+
+fn index(dim: usize) -> usize {
+    dim / 32 - 1
+}
