@@ -33,7 +33,7 @@ impl CpuRunner {
     pub(super) fn check(&self, batch: &RowBatch<'_>) -> Result<(), RunnerError> {
         let info = &self.info;
         let wrong = |index: usize, what: String| {
-            Err(RunnerError(format!("model `{}`: sequence {index} of the batch: {what}", info.name)))
+            Err(RunnerError::new(format!("model `{}`: sequence {index} of the batch: {what}", info.name)))
         };
         for (i, s) in batch.sequences.iter().enumerate() {
             let (start, end) = (s.start, s.end);
@@ -64,7 +64,7 @@ impl CpuRunner {
             }
         }
         if let Some(token) = batch.signals.token_logits.iter().find(|&&token| token >= info.vocab_size) {
-            return Err(RunnerError(format!(
+            return Err(RunnerError::new(format!(
                 "model `{}`: a signal asks for the logit of token {token}, but the vocabulary has {}",
                 info.name, info.vocab_size
             )));
