@@ -1,6 +1,8 @@
 //! A model that goes down while the server runs.
 
+use std::io;
 use std::net::TcpStream;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -12,7 +14,7 @@ use super::fixture::{Options, Server, chat, completion, json_of};
 use crate::request::ModelId;
 
 const TEXT: &str = "one two three four five six";
-/// The first position that the second model of the route writes.
+/// A position that `large` writes: the models take turns, and `small` begins.
 const LOST_AT: usize = 5;
 
 fn server() -> Server {
@@ -26,6 +28,15 @@ fn of(model: &str) -> Value {
     body
 }
 
+fn down() -> Value {
+    json!({
+        "message": "model `large` is down: the device is gone; restart the server",
+        "type": "server_error",
+        "param": null,
+        "code": "model_down",
+    })
+}
+
 #[tokio::test]
 async fn the_streams_of_its_routes_end_with_an_error_and_others_go_on() {
     let server = server();
@@ -35,8 +46,7 @@ async fn the_streams_of_its_routes_end_with_an_error_and_others_go_on() {
     let (hit, (status, whole), other) = tokio::join!(hit, whole, other);
 
     let error = &hit.last().unwrap()["error"];
-    assert_eq!((&error["code"], &error["type"]), (&json!("model_down"), &json!("server_error")));
-    assert_eq!(error["message"], "model `large` is down: the device is gone; restart the server");
+    assert_eq!(error, &down());
     assert!(hit.len() > 2, "the stream was under way: {hit:?}");
     assert_eq!((status, &whole["error"]), (503, error));
     let text: String = other.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
@@ -61,7 +71,7 @@ async fn it_is_refused_and_the_server_is_not_ready_until_a_restart() {
             let mut body = of(model);
             body["stream"] = stream.into();
             let (status, refused) = server.json("/v1/chat/completions", body).await;
-            assert_eq!((status, &refused["error"]), (503, &body_error()));
+            assert_eq!((status, &refused["error"]), (503, &down()));
         }
     }
     let answer = server.ok("/v1/chat/completions", of("small")).await;
@@ -80,13 +90,35 @@ async fn it_is_refused_and_the_server_is_not_ready_until_a_restart() {
     }
 }
 
-fn body_error() -> Value {
-    json!({
-        "message": "model `large` is down: the device is gone; restart the server",
-        "type": "server_error",
-        "param": null,
-        "code": "model_down",
-    })
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The engine has said it, from the model's thread.
+#[tokio::test]
+async fn its_streams_say_nothing_in_the_log() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::ERROR);
+    let subscriber = subscriber.with_writer(move || writer.clone()).finish();
+    // Of this thread, where all answers are.
+    let _until_the_end = tracing::subscriber::set_default(subscriber);
+    let lines = || String::from_utf8(log.0.lock().unwrap().clone()).unwrap().lines().count();
+    let mut body = chat();
+    body["n"] = 3.into();
+    server().events("/v1/chat/completions", body).await;
+    assert_eq!(lines(), 0);
+    let options = Options { breaks_at: Some(LOST_AT), ..Options::default() };
+    Server::with(TEXT, options).events("/v1/chat/completions", chat()).await;
+    assert_eq!(lines(), 1, "other failures have a line for each stream");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
