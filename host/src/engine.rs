@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use routes::{LoadedNets, attach, describe};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::policy::PolicyFactory;
-use crate::request::{Event, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, TokenId};
+use crate::request::{Event, ModelDown, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, TokenId};
 use crate::runner::{ModelInfo, Runner};
 use crate::subserver::gate::thresholds;
 use crate::subserver::observe::Observer;
@@ -126,11 +126,11 @@ pub enum SubmitError {
     TokenOutOfRange { token: TokenId, vocab: u32 },
     #[error("the server is shutting down")]
     ShuttingDown,
-    #[error("model `{model}` has stopped working; see the log")]
-    ModelDown { model: String },
+    #[error(transparent)]
+    ModelDown(#[from] ModelDown),
 }
 
-const MODEL_PANICKED: &str = "its thread ended by a panic; see the log";
+const MODEL_PANICKED: &str = "its thread ended by a panic (see the log)";
 
 /// What all threads of an engine share.
 struct Shared {
@@ -142,7 +142,8 @@ struct Shared {
     live: Mutex<HashMap<RequestId, Live>>,
     /// Size of `live`, readable without the lock.
     count: AtomicUsize,
-    alive: Vec<AtomicBool>,
+    /// By model.
+    down: Vec<OnceLock<ModelDown>>,
     stopping: AtomicBool,
     observer: Option<Arc<dyn Observer>>,
 }
@@ -231,15 +232,22 @@ impl Shared {
         }
     }
 
-    /// A model's thread has ended by a panic: fail everything that may need it.
-    fn model_down(&self, model: ModelId) {
-        self.alive[model.index()].store(false, Ordering::Release);
+    /// A model can compute nothing any more. One line in the log stands for all requests that it costs.
+    fn model_down(&self, model: ModelId, down: ModelDown) {
+        let line = down.to_string();
+        if self.down[model.index()].set(down).is_ok() {
+            tracing::error!("{line}; until then requests that need the model fail");
+        }
+    }
+
+    /// A model's thread has ended by a panic. Nobody answers there, so all that may need it fails.
+    fn model_panicked(&self, model: ModelId) {
+        let down = ModelDown { model: self.models[model.index()].name.clone(), message: MODEL_PANICKED.into() };
+        self.model_down(model, down.clone());
         let uses = |route: RouteId| self.routes[route.index()].models.iter().any(|&(m, _)| m == model);
         let ids: Vec<RequestId> = self.live().iter().filter(|(_, l)| uses(l.route)).map(|(&id, _)| id).collect();
-        let error =
-            RequestError::Model { model: self.models[model.index()].name.clone(), message: MODEL_PANICKED.into() };
         for id in ids {
-            self.fail(id, error.clone());
+            self.fail(id, down.clone().into());
         }
     }
 }
@@ -255,6 +263,7 @@ impl Surroundings for AtModel {
         match effect {
             Effect::Send(message) => self.shared.post(message.to, Message::Peer(message)),
             Effect::Event(id, event) => self.shared.event(id, event),
+            Effect::ModelDown(down) => self.shared.model_down(self.model, down),
             Effect::PolicyFailed { route, message } => {
                 let route = self.shared.routes.get(route as usize).map_or("?", |r| &r.name);
                 let model = &self.shared.models[self.model.index()].name;
@@ -277,7 +286,7 @@ impl Surroundings for AtModel {
 pub struct Engine {
     shared: Arc<Shared>,
     boards: Vec<Arc<Board>>,
-    /// They end with the model's runner, or with `None` after a panic.
+    /// They end with the model's runner, or with `None` if the model went down.
     threads: Vec<JoinHandle<Option<Box<dyn Runner>>>>,
     next_id: AtomicU64,
 }
@@ -330,7 +339,7 @@ impl Engine {
         }
         let (inboxes, receivers): (Vec<_>, Vec<_>) = infos.iter().map(|_| crossbeam_channel::unbounded()).unzip();
         let shared = Arc::new(Shared {
-            alive: infos.iter().map(|_| AtomicBool::new(true)).collect(),
+            down: infos.iter().map(|_| OnceLock::new()).collect(),
             models: infos,
             routes: served,
             inboxes,
@@ -352,10 +361,11 @@ impl Engine {
             let body = move || {
                 let run = AssertUnwindSafe(|| worker::run(&mut server, &inbox, &at, &board, setup.max_wait));
                 if catch_unwind(run).is_err() {
-                    at.shared.model_down(model);
+                    board.clear();
+                    at.shared.model_panicked(model);
                     return None;
                 }
-                Some(server.into_runner())
+                server.into_runner()
             };
             let thread = std::thread::Builder::new().name(format!("model-{name}")).spawn(body);
             engine.threads.push(thread.map_err(|e| StartError::Thread { model: name, message: e.to_string() })?);
@@ -380,7 +390,12 @@ impl Engine {
 
     /// Every model works and the engine takes requests.
     pub fn is_ready(&self) -> bool {
-        !self.shared.stopping.load(Ordering::Acquire) && self.shared.alive.iter().all(|a| a.load(Ordering::Acquire))
+        !self.shared.stopping.load(Ordering::Acquire) && self.down_models().next().is_none()
+    }
+
+    /// The models that can compute nothing any more.
+    pub fn down_models(&self) -> impl Iterator<Item = &ModelDown> {
+        self.shared.down.iter().filter_map(OnceLock::get)
     }
 
     /// Requests that have neither ended nor been cancelled.
@@ -434,11 +449,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Name of a model of the route whose thread has ended.
-    fn down(&self, route: RouteId) -> Option<String> {
-        let models = self.routes()[route.index()].models.iter().map(|(model, _)| model.index());
-        let down = models.into_iter().find(|&m| !self.shared.alive[m].load(Ordering::Acquire))?;
-        Some(self.models()[down].name.clone())
+    /// A model of the route that is down.
+    fn down(&self, route: RouteId) -> Option<ModelDown> {
+        let mut models = self.routes()[route.index()].models.iter();
+        models.find_map(|(model, _)| self.shared.down[model.index()].get()).cloned()
     }
 
     /// Submit a request. Its events come in the stream; dropping the stream cancels it everywhere.
@@ -447,8 +461,8 @@ impl Engine {
         if self.shared.stopping.load(Ordering::Acquire) {
             return Err(SubmitError::ShuttingDown);
         }
-        if let Some(model) = self.down(new.route) {
-            return Err(SubmitError::ModelDown { model });
+        if let Some(down) = self.down(new.route) {
+            return Err(down.into());
         }
         let route = &self.shared.routes[new.route.index()];
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
@@ -467,14 +481,14 @@ impl Engine {
         self.shared.post(entry, Message::Submit(Arc::new(RequestSpec { id, new })));
         self.shared.look_again();
         // A model that went down since the check above may have missed this request.
-        if let Some(model) = self.down(route_id) {
-            self.shared.fail(id, RequestError::Model { model, message: MODEL_PANICKED.into() });
+        if let Some(down) = self.down(route_id) {
+            self.shared.fail(id, down.into());
         }
         Ok(RequestStream { id, events: receiver, shared: Some(self.shared.clone()) })
     }
 
     /// End as dropping does, and give the runners back, by model, for another engine. `None` for a model
-    /// whose thread has panicked.
+    /// that went down.
     pub fn stop(mut self) -> Vec<Option<Box<dyn Runner>>> {
         self.end()
     }
@@ -482,7 +496,7 @@ impl Engine {
     fn end(&mut self) -> Vec<Option<Box<dyn Runner>>> {
         self.stop_accepting();
         self.shared.inboxes.iter().for_each(|inbox| drop(inbox.send(Message::Shutdown)));
-        // A panic has been reported by the hook and by `model_down`.
+        // A panic has been reported by the hook and by `model_panicked`.
         let runners = self.threads.drain(..).map(|thread| thread.join().ok().flatten()).collect();
         // A hand-off may have been under way to a model that had already ended.
         self.fail_all();

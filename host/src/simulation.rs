@@ -95,6 +95,8 @@ pub struct World {
     pub clients: BTreeMap<RequestId, Client>,
     specs: BTreeMap<RequestId, Arc<RequestSpec>>,
     live: usize,
+    /// Models that have gone down, in order.
+    pub down: Vec<ModelId>,
 }
 
 impl World {
@@ -114,6 +116,7 @@ impl World {
             clients: BTreeMap::new(),
             specs: BTreeMap::new(),
             live: 0,
+            down: Vec::new(),
         }
     }
 
@@ -269,6 +272,7 @@ impl World {
             match effect {
                 Effect::Send(message) => self.send(message),
                 Effect::Event(id, event) => self.hear(id, event),
+                Effect::ModelDown(_) => self.down.push(model),
                 Effect::PolicyFailed { .. } | Effect::PolicyMisled { .. } => {}
             }
         }

@@ -7,7 +7,10 @@ use serde_json::{Value, json};
 use super::choice::ChoiceError;
 use super::http::json_response;
 use crate::engine::SubmitError;
-use crate::request::RequestError;
+use crate::request::{ModelDown, RequestError};
+
+/// Code of a request that needs a model that is down.
+pub const MODEL_DOWN: &str = "model_down";
 
 /// An answer other than 200.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +75,10 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "The server is shutting down. Try another one.")
     }
 
+    pub fn model_down(down: &ModelDown) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, MODEL_DOWN, down.to_string())
+    }
+
     /// Refused by the engine; `prompt` is the name of the field with the prompt.
     pub fn refused(error: &SubmitError, prompt: &str) -> Self {
         let bad = |code, param: &str| Self::new(StatusCode::BAD_REQUEST, code, error.to_string()).param(param);
@@ -80,9 +87,7 @@ impl ApiError {
             SubmitError::Pool { .. } => bad("kv_pool_exceeded", "max_tokens"),
             SubmitError::TokenOutOfRange { .. } | SubmitError::EmptyPrompt => bad("invalid_value", prompt),
             SubmitError::NoTokens => bad("invalid_value", "max_tokens"),
-            SubmitError::ModelDown { .. } => {
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, "model_down", error.to_string())
-            }
+            SubmitError::ModelDown(down) => Self::model_down(down),
             SubmitError::ShuttingDown => Self::shutting_down(),
         }
     }
@@ -98,6 +103,7 @@ impl From<ChoiceError> for ApiError {
     fn from(error: ChoiceError) -> Self {
         match &error {
             ChoiceError::Request(RequestError::ShuttingDown) => Self::shutting_down(),
+            ChoiceError::Request(RequestError::ModelDown(down)) => Self::model_down(down),
             ChoiceError::Request(RequestError::NotFinite { .. }) => {
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, "not_finite", error.to_string())
             }
@@ -116,7 +122,8 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = json_response(self.status, &self.body());
         let headers = response.headers_mut();
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+        // A model that is down does not come back before a restart.
+        if self.status == StatusCode::SERVICE_UNAVAILABLE && self.code != MODEL_DOWN {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         if matches!(self.status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {

@@ -14,7 +14,7 @@ use serde_json::Value;
 use tokio::time::{Instant, Sleep};
 
 use super::choice::{ChoiceError, Piece};
-use super::error::ApiError;
+use super::error::{ApiError, MODEL_DOWN};
 use super::run::Run;
 
 /// Writes the events of one endpoint.
@@ -83,7 +83,10 @@ impl<E: Encoder> EventStream<E> {
 
     fn fail(&mut self, error: ChoiceError) {
         let error = ApiError::from(error);
-        tracing::error!(error = %error.message, "a stream failed");
+        // The engine's line about a model that is down stands for all its requests.
+        if error.code != MODEL_DOWN {
+            tracing::error!(error = %error.message, "a stream failed");
+        }
         self.push(vec![error.body()]);
         self.end();
     }

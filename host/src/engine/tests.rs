@@ -26,6 +26,8 @@ enum Fault {
     Error,
     /// Caught around the forward.
     PanicInForward,
+    /// The runner can compute nothing any more.
+    Fatal,
     /// Ends the model's thread.
     PanicOutside,
 }
@@ -45,7 +47,8 @@ impl Runner for Breaking {
     fn forward(&mut self, batch: &RowBatch<'_>) -> Result<RowOutputs, RunnerError> {
         if self.armed.load(Ordering::Relaxed) {
             match self.fault {
-                Fault::Error => return Err(RunnerError("the device is gone".into())),
+                Fault::Error => return Err(RunnerError::new("out of memory")),
+                Fault::Fatal => return Err(RunnerError::fatal("the device is gone")),
                 Fault::PanicInForward => panic!("inside"),
                 Fault::None | Fault::PanicOutside => {}
             }
@@ -116,16 +119,28 @@ fn a_failing_forward_fails_its_requests_and_no_others() {
 }
 
 #[test]
-fn a_dead_model_fails_its_requests_and_takes_no_more() {
-    let (engine, armed) = engine(Fault::PanicOutside);
-    let mut hit = engine.submit(request(&engine, "m1", 10_000)).unwrap();
-    armed.store(true, Ordering::Relaxed);
-    assert!(matches!(last(&mut hit), Event::Failed(RequestError::Model { ref model, .. }) if model == "m1"));
-    wait_for(|| !engine.is_ready());
-    let refused = engine.submit(request(&engine, "m1", 5)).err();
-    assert_eq!(refused, Some(SubmitError::ModelDown { model: "m1".into() }));
-    assert!(matches!(last(&mut engine.submit(request(&engine, "m0", 5)).unwrap()), Event::Finished { .. }));
-    assert_eq!(engine.live_requests(), 0);
+fn a_model_that_is_down_fails_its_requests_and_takes_no_more() {
+    for (fault, message) in [(Fault::Fatal, "the device is gone"), (Fault::PanicOutside, MODEL_PANICKED)] {
+        let (engine, armed) = engine(fault);
+        let mut hit = [(); 3].map(|()| engine.submit(request(&engine, "m1", 10_000)).unwrap());
+        let mut other = engine.submit(request(&engine, "m0", 2000)).unwrap();
+        armed.store(true, Ordering::Relaxed);
+        let down = ModelDown { model: "m1".into(), message: message.into() };
+        for hit in &mut hit {
+            assert_eq!(last(hit), Event::Failed(down.clone().into()));
+            // Known before the first client hears of it.
+            assert_eq!(engine.down_models().collect::<Vec<_>>(), [&down]);
+        }
+        assert!(!engine.is_ready());
+        assert_eq!(engine.submit(request(&engine, "m1", 5)).err(), Some(down.into()));
+        assert!(matches!(last(&mut other), Event::Finished { .. }));
+        assert!(matches!(last(&mut engine.submit(request(&engine, "m0", 5)).unwrap()), Event::Finished { .. }));
+        assert_eq!(engine.live_requests(), 0);
+        wait_for(|| {
+            let Snapshot { ready, replicas, pages_in_use, .. } = engine.snapshot(ModelId(1));
+            (ready, replicas, pages_in_use) == (0, 0, 0)
+        });
+    }
 }
 
 #[test]
@@ -194,11 +209,13 @@ fn runners_come_back_for_another_engine() {
 }
 
 #[test]
-fn no_runner_comes_back_from_a_panic() {
-    let (engine, armed) = engine(Fault::PanicOutside);
-    armed.store(true, Ordering::Relaxed);
-    let mut hit = engine.submit(request(&engine, "m1", 10)).unwrap();
-    last(&mut hit);
-    let runners = engine.stop();
-    assert_eq!(runners.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false]);
+fn no_runner_comes_back_from_a_model_that_went_down() {
+    for fault in [Fault::Fatal, Fault::PanicOutside] {
+        let (engine, armed) = engine(fault);
+        armed.store(true, Ordering::Relaxed);
+        let mut hit = engine.submit(request(&engine, "m1", 10)).unwrap();
+        last(&mut hit);
+        let runners = engine.stop();
+        assert_eq!(runners.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false]);
+    }
 }

@@ -87,12 +87,25 @@ pub enum FinishReason {
     Length,
 }
 
+/// A model that can compute nothing any more in this process.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("model `{model}` is down: {message}; restart the server")]
+pub struct ModelDown {
+    /// Name of the model.
+    pub model: String,
+    /// What brought it down.
+    pub message: String,
+}
+
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// The runner could not compute it.
     #[error("model `{model}` failed: {message}")]
     Model { model: String, message: String },
+    /// The request was at a model that went down, or came to one.
+    #[error(transparent)]
+    ModelDown(#[from] ModelDown),
     /// The logits were not finite, or bias and bans left no token.
     #[error(
         "model `{model}` has no token to sample at position {position}: its logits are not finite, or none is allowed"

@@ -5,7 +5,7 @@ use super::{ModelInfo, PAGE_TOKENS, RowBatch, RunnerError};
 /// Refuse what would index out of bounds. `nets`: how many the runner has.
 pub(super) fn check(info: &ModelInfo, nets: usize, batch: &RowBatch<'_>) -> Result<(), RunnerError> {
     let wrong = |index: usize, what: String| {
-        Err(RunnerError(format!("model `{}`: sequence {index} of the batch: {what}", info.name)))
+        Err(RunnerError::new(format!("model `{}`: sequence {index} of the batch: {what}", info.name)))
     };
     for (i, s) in batch.sequences.iter().enumerate() {
         let (start, end) = (s.start, s.end);
@@ -36,7 +36,7 @@ pub(super) fn check(info: &ModelInfo, nets: usize, batch: &RowBatch<'_>) -> Resu
         }
     }
     if let Some(token) = batch.signals.token_logits.iter().find(|&&token| token >= info.vocab_size) {
-        return Err(RunnerError(format!(
+        return Err(RunnerError::new(format!(
             "model `{}`: a signal asks for the logit of token {token}, but the vocabulary has {}",
             info.name, info.vocab_size
         )));

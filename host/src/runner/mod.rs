@@ -118,8 +118,25 @@ pub struct RowOutputs {
 
 /// A forward that failed as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct RunnerError(pub String);
+#[error("{message}")]
+pub struct RunnerError {
+    pub message: String,
+    /// No later forward can succeed either, for example because the context of the device is gone. The
+    /// runner is not called again.
+    pub fatal: bool,
+}
+
+impl RunnerError {
+    /// This forward failed; others may succeed.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), fatal: false }
+    }
+
+    /// The runner can compute nothing any more.
+    pub fn fatal(message: impl Into<String>) -> Self {
+        Self { message: message.into(), fatal: true }
+    }
+}
 
 /// Computes one model.
 pub trait Runner: Send {
@@ -127,7 +144,7 @@ pub trait Runner: Send {
     fn info(&self) -> &ModelInfo;
     /// Take a net, to be evaluated in the forwards that name it. Before the first forward.
     fn load_net(&mut self, net: Net) -> Result<NetId, RunnerError> {
-        Err(RunnerError(format!("{}: the runner of model `{}` evaluates no nets", net.name, self.info().name)))
+        Err(RunnerError::new(format!("{}: the runner of model `{}` evaluates no nets", net.name, self.info().name)))
     }
     /// Forget all nets: the runner goes to another engine.
     fn forget_nets(&mut self) {}

@@ -79,7 +79,7 @@ impl SimulatedRunner {
     fn cell(&self, rows: &Rows<'_>, position: usize) -> Result<usize, RunnerError> {
         match rows.pages.get(position / PAGE_TOKENS) {
             Some(&page) if page < self.info.pages => Ok(page as usize * PAGE_TOKENS + position % PAGE_TOKENS),
-            page => Err(RunnerError(format!("position {position} has no page in the pool: {page:?}"))),
+            page => Err(RunnerError::new(format!("position {position} has no page in the pool: {page:?}"))),
         }
     }
 
@@ -88,7 +88,7 @@ impl SimulatedRunner {
         let mut prefix = Vec::with_capacity(last + 1);
         for position in 0..=last {
             let token = self.cells[self.cell(rows, position)?];
-            prefix.push(token.ok_or_else(|| RunnerError(format!("position {position} was never computed")))?);
+            prefix.push(token.ok_or_else(|| RunnerError::new(format!("position {position} was never computed")))?);
         }
         Ok(digest(prefix, self.model))
     }
@@ -128,7 +128,7 @@ impl Runner for SimulatedRunner {
         let mut out = RowOutputs::default();
         for rows in &batch.sequences {
             if rows.start >= rows.end || rows.end > rows.context.len() || rows.sampled > rows.end - rows.start {
-                return Err(RunnerError(format!("rows {}..{} of {}", rows.start, rows.end, rows.context.len())));
+                return Err(RunnerError::new(format!("rows {}..{} of {}", rows.start, rows.end, rows.context.len())));
             }
             for position in rows.start..rows.end {
                 let cell = self.cell(rows, position)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::request::{Committed, Event, ModelId, RequestId, RequestSpec, TokenId};
+use crate::request::{Committed, Event, ModelDown, ModelId, RequestId, RequestSpec, TokenId};
 
 /// Why a peer writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +71,8 @@ pub enum Effect {
     Send(PeerReq),
     /// Tell the client loop.
     Event(RequestId, Event),
+    /// This model has gone down. Comes before the ends of its requests.
+    ModelDown(ModelDown),
     /// A policy failed: for the log.
     PolicyFailed { route: u32, message: String },
     /// A policy answered what has no meaning, and was taken as `Stay`: for the log, once for each instance.

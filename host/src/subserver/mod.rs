@@ -33,7 +33,7 @@ use resolve::Resolve;
 use tombstones::Tombstones;
 
 use crate::engine::OnError;
-use crate::request::{Committed, Event, FinishReason, ModelId, RequestError, RequestId, RequestSpec};
+use crate::request::{Committed, Event, FinishReason, ModelDown, ModelId, RequestError, RequestId, RequestSpec};
 use crate::runner::Runner;
 
 /// A policy that hands a request round this often without a token committed is told no: the request
@@ -89,6 +89,8 @@ pub struct SubServer {
     counters: Counters,
     resolve: Resolve,
     observer: Option<Arc<dyn Observer>>,
+    /// The runner is not called again; what this model comes to own fails at once.
+    down: Option<ModelDown>,
 }
 
 impl SubServer {
@@ -108,6 +110,7 @@ impl SubServer {
             counters: Counters::default(),
             resolve: resolve::resolve,
             observer: None,
+            down: None,
         }
     }
 
@@ -116,9 +119,10 @@ impl SubServer {
         Self { observer, ..self }
     }
 
-    /// The runner, for another sub-server. What this one still knows is lost.
-    pub fn into_runner(self) -> Box<dyn Runner> {
-        self.runner
+    /// The runner, for another sub-server; `None` for one that can compute nothing any more. What this
+    /// sub-server still knows is lost.
+    pub fn into_runner(self) -> Option<Box<dyn Runner>> {
+        self.down.is_none().then_some(self.runner)
     }
 
     /// Use another resolve step. For tests that show that the invariants notice a broken one.
@@ -171,6 +175,18 @@ impl SubServer {
             Message::Cancel(id) => self.bury(id),
             Message::Wake | Message::Shutdown => {}
         }
+        if let Some(down) = &self.down {
+            self.fail_all(&down.clone().into());
+        }
+    }
+
+    /// The runner can compute nothing any more. Replicas whose requests live elsewhere stay until those end
+    /// or come back.
+    fn go_down(&mut self, message: String) {
+        let down = ModelDown { model: self.runner.info().name.clone(), message };
+        self.effects.push(Effect::ModelDown(down.clone()));
+        self.fail_all(&down.clone().into());
+        self.down = Some(down);
     }
 
     /// Lose a pending replica, as a model that was started anew has. False for a request that it owns or

@@ -38,10 +38,11 @@ impl SubServer {
         self.counters.batched += runs.len() as u64;
         match self.forward(&runs, &signals) {
             Ok(outputs) => self.settle(&runs, &outputs, &signals),
+            Err(error) if error.fatal => self.go_down(error.message),
             Err(error) => {
                 for run in &runs {
                     let model = self.runner.info().name.clone();
-                    self.fail(run.id, RequestError::Model { model, message: error.0.clone() });
+                    self.fail(run.id, RequestError::Model { model, message: error.message.clone() });
                 }
             }
         }
@@ -109,9 +110,9 @@ impl SubServer {
         let sampled = batch.sampled();
         let runner = &mut self.runner;
         let outputs = catch_unwind(AssertUnwindSafe(|| runner.forward(&batch)))
-            .unwrap_or_else(|_| Err(RunnerError("the runner panicked; see the log".into())))?;
+            .unwrap_or_else(|_| Err(RunnerError::new("the runner panicked; see the log")))?;
         if outputs.samples.len() != sampled {
-            return Err(RunnerError(format!("{} samples for {sampled} sampled rows", outputs.samples.len())));
+            return Err(RunnerError::new(format!("{} samples for {sampled} sampled rows", outputs.samples.len())));
         }
         Ok(outputs)
     }

@@ -37,6 +37,11 @@ impl Board {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The sub-server is gone, and all it held with it.
+    pub fn clear(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Snapshot::default();
+    }
+
     fn publish(&self, server: &SubServer) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Snapshot {
             ready: server.ready(),

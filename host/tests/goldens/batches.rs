@@ -32,11 +32,12 @@ fn inconsistent_batches() {
         (Rows { context: &long, start: 599, end: 600, ..good }, "position 599 of a context of 512"),
     ];
     for (rows, message) in cases {
-        let error = runner.forward(&RowBatch { sequences: vec![good, rows], ..RowBatch::default() }).unwrap_err().0;
+        let error =
+            runner.forward(&RowBatch { sequences: vec![good, rows], ..RowBatch::default() }).unwrap_err().message;
         assert!(error.contains(message) && error.contains("`test`") && error.contains("sequence 1"), "{error}");
     }
     let signals = SignalRequest { token_logits: vec![256], ..SignalRequest::default() };
-    let error = runner.forward(&RowBatch { sequences: vec![good], signals, hidden: false }).unwrap_err().0;
+    let error = runner.forward(&RowBatch { sequences: vec![good], signals, hidden: false }).unwrap_err().message;
     assert!(error.contains("token 256"), "{error}");
     assert!(runner.forward(&RowBatch { sequences: vec![good], ..RowBatch::default() }).is_ok());
     let none = runner.forward(&RowBatch::default()).unwrap();

@@ -7,15 +7,20 @@
 
 #![allow(clippy::expect_used)]
 
+mod mortal;
 mod script;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use mortal::Mortal;
 use script::{Rng, Script, oracle};
 use tokenrouter::engine::OnError;
 use tokenrouter::policy::{Linked, PolicyFactory};
-use tokenrouter::request::{ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, SamplingParams};
+use tokenrouter::request::{
+    ModelDown, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, SamplingParams,
+};
 use tokenrouter::runner::simulated::{Latency, SimulatedRunner};
 use tokenrouter::simulation::{Ending, Network, SimulatedModel, World};
 use tokenrouter::subserver::resolve::{Next, Outcome, Resolve, Situation, resolve};
@@ -76,9 +81,23 @@ fn micros(n: u64) -> Duration {
     Duration::from_micros(n)
 }
 
+/// What goes wrong in a world besides its network.
+#[derive(Clone, Copy, PartialEq)]
+enum Fault {
+    None,
+    /// Policies panic now and then.
+    Policies,
+    /// The runner of one model is lost after some forwards.
+    Runner,
+}
+
 /// One random world. `Err` says which invariant broke.
 fn schedule(seed: u64, resolve: Resolve) -> Result<Counts, String> {
-    world(seed, resolve, false)
+    world(seed, resolve, Fault::None)
+}
+
+fn name(model: ModelId) -> String {
+    format!("m{}", model.0)
 }
 
 /// The end token of a model: they differ, and the model that wrote a token decides.
@@ -86,10 +105,10 @@ fn eos(model: ModelId) -> u32 {
     model.0 % 3
 }
 
-fn world(seed: u64, resolve: Resolve, faults: bool) -> Result<Counts, String> {
+fn world(seed: u64, resolve: Resolve, fault: Fault) -> Result<Counts, String> {
     let mut rng = Rng(seed);
     let models = 3 + rng.below(2) as usize;
-    let routes = random_routes(&mut rng, models, faults);
+    let routes = random_routes(&mut rng, models, fault == Fault::Policies);
     let requests = 1 + rng.below(6);
     let specs: Vec<Arc<RequestSpec>> = (1..=requests)
         .map(|id| {
@@ -102,10 +121,15 @@ fn world(seed: u64, resolve: Resolve, faults: bool) -> Result<Counts, String> {
         .collect();
     // Admission: each request fits an empty pool. Often that is all that fits.
     let largest = specs.iter().map(|s| pages_for(s.new.prompt.len() + s.new.max_tokens as usize)).max().unwrap_or(1);
+    let victim = (fault == Fault::Runner).then(|| ModelId(rng.below(models as u64) as u32));
+    let life = if victim.is_some() { rng.below(30) } else { 0 };
+    let beyond = Arc::new(AtomicU64::new(0));
     let simulated = (0..models as u32).map(ModelId).map(|id| {
         let pages = largest + rng.below(1 + 2 * largest as u64) as usize;
         let limits = Limits { max_rows: 1 + rng.below(40) as usize, prefill_chunk: 1 + rng.below(24) as usize };
-        let runner = SimulatedRunner::new("sim", id.0, VOCAB, pages as u32).ending_with(vec![eos(id)]);
+        let inner = SimulatedRunner::new(&name(id), id.0, VOCAB, pages as u32).ending_with(vec![eos(id)]);
+        let life = if victim == Some(id) { life } else { u64::MAX };
+        let runner = Mortal { inner, life, beyond: beyond.clone() };
         let attachments = routes.iter().map(|route| attachment(route, id)).collect();
         SimulatedModel {
             server: SubServer::new(id, Box::new(runner), attachments, limits).with_resolve(resolve),
@@ -154,7 +178,12 @@ fn world(seed: u64, resolve: Resolve, faults: bool) -> Result<Counts, String> {
             return Err(format!("2: request {} has two owners", spec.id));
         }
     }
-    let mut counts = Counts::default();
+    // A runner that is lost is not asked again, and its model goes down once.
+    let lost: Vec<ModelId> = victim.into_iter().filter(|_| beyond.load(Ordering::Relaxed) > 0).collect();
+    if beyond.load(Ordering::Relaxed) != lost.len() as u64 || world.down != lost {
+        return Err(format!("7: {beyond:?} forwards of a lost runner; down: {:?}", world.down));
+    }
+    let mut counts = Counts { lost: lost.len() as u64, ..Counts::default() };
     for server in world.servers() {
         if (server.pool().in_use(), server.replicas(), server.ready(), server.open_slots()) != (0, 0, 0, 0) {
             return Err("3: something is left over".into());
@@ -207,6 +236,14 @@ fn world(seed: u64, resolve: Resolve, faults: bool) -> Result<Counts, String> {
                     return Err(format!("6: request {} of {:?}: {got:?}, not {want:?}", spec.id, route.models));
                 }
             }
+            Some(Ending::Failed(RequestError::ModelDown(ModelDown { model, .. })))
+                if lost.iter().any(|lost| *model == name(*lost) && route.models.contains(lost)) =>
+            {
+                if !want.starts_with(&got) {
+                    return Err(format!("6: {got:?} does not begin {want:?}"));
+                }
+                counts.failed += 1;
+            }
             other => return Err(format!("6: ended by {other:?}, not {reason:?}")),
         }
         counts.tokens += got.len() as u64;
@@ -224,6 +261,8 @@ struct Counts {
     stale: u64,
     resent: u64,
     failed: u64,
+    /// Runners.
+    lost: u64,
 }
 
 #[test]
@@ -285,7 +324,7 @@ fn panicking_policies_lose_nothing() {
     // Thousands of panics are expected; their messages say nothing.
     std::panic::set_hook(Box::new(|_| {}));
     let mut all = Counts::default();
-    let broken = (0..SCHEDULES / 4).find_map(|seed| match world(seed, resolve, true) {
+    let broken = (0..SCHEDULES / 4).find_map(|seed| match world(seed, resolve, Fault::Policies) {
         Ok(counts) => {
             all.failed += counts.failed;
             all.tokens += counts.tokens;
@@ -296,6 +335,24 @@ fn panicking_policies_lose_nothing() {
     drop(std::panic::take_hook());
     assert_eq!(broken, None);
     assert!(all.failed > 100 && all.tokens > 10_000, "the schedules test too little: {all:?}");
+}
+
+/// Whoever is at a model that goes down, or comes to it, fails; all others are answered as ever.
+#[test]
+fn a_lost_runner_costs_its_own_requests_only() {
+    let mut all = Counts::default();
+    for seed in 0..SCHEDULES / 2 {
+        match world(seed, resolve, Fault::Runner) {
+            Ok(counts) => {
+                all.lost += counts.lost;
+                all.failed += counts.failed;
+                all.handoffs += counts.handoffs;
+            }
+            Err(broken) => panic!("schedule {seed} breaks invariant {broken}"),
+        }
+    }
+    println!("{all:?}");
+    assert!(all.lost > SCHEDULES / 8 && all.failed > all.lost, "the schedules test too little: {all:?}");
 }
 
 /// Broken copies of the resolve step. Each must be noticed within a few schedules.

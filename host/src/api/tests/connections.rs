@@ -10,12 +10,12 @@ use tokio::sync::oneshot;
 use super::fixture::{Options, Server, chat};
 use crate::api::serve;
 
-fn request(path: &str, body: &str) -> String {
+pub fn request(path: &str, body: &str) -> String {
     format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
 /// Send `text` and read until the server closes or `until` came.
-fn exchange(connection: &mut TcpStream, text: &str, until: &str) -> String {
+pub fn exchange(connection: &mut TcpStream, text: &str, until: &str) -> String {
     connection.write_all(text.as_bytes()).unwrap();
     let mut answer = Vec::new();
     let mut part = [0; 4096];
@@ -28,7 +28,7 @@ fn exchange(connection: &mut TcpStream, text: &str, until: &str) -> String {
     String::from_utf8(answer).unwrap()
 }
 
-async fn start(server: &Server) -> (SocketAddr, oneshot::Sender<()>, tokio::task::JoinHandle<std::io::Result<()>>) {
+pub async fn start(server: &Server) -> (SocketAddr, oneshot::Sender<()>, tokio::task::JoinHandle<std::io::Result<()>>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();

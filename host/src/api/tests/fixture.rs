@@ -27,6 +27,8 @@ struct Reciter {
     script: Arc<Vec<TokenId>>,
     /// Answer position at which the logits are not finite.
     breaks_at: Option<usize>,
+    /// Answer position at which the runner can compute nothing any more.
+    lost_at: Option<usize>,
     pause: Duration,
 }
 
@@ -41,6 +43,9 @@ impl Runner for Reciter {
         for rows in &batch.sequences {
             for row in rows.end - rows.sampled..rows.end {
                 let position = row + 1 - rows.prompt_len;
+                if self.lost_at == Some(position) {
+                    return Err(RunnerError::fatal("the device is gone"));
+                }
                 let token = self.script.get(position).copied().unwrap_or(END);
                 let top = [(token, -0.25), (0, f32::NEG_INFINITY)];
                 let wanted = rows.sampling.top_logprobs.unwrap_or(0) as usize;
@@ -82,6 +87,8 @@ pub struct Server {
 #[derive(Default)]
 pub struct Options {
     pub breaks_at: Option<usize>,
+    /// Answer position at which model `large` goes down.
+    pub large_lost_at: Option<usize>,
     pub pause: Duration,
     pub without_template: bool,
 }
@@ -111,6 +118,7 @@ impl Server {
                 },
                 script: Arc::clone(&script),
                 breaks_at: options.breaks_at,
+                lost_at: options.large_lost_at.filter(|_| name == "large"),
                 pause: options.pause,
             }),
             text: Arc::new(demo()),

@@ -3,6 +3,7 @@
 mod answers;
 mod choices;
 mod connections;
+mod down;
 mod errors;
 mod fixture;
 mod streams;

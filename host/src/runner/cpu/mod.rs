@@ -132,7 +132,7 @@ impl Runner for CpuRunner {
             let numbers = self.info.pages as usize * PAGE_TOKENS * self.config.hidden;
             if !fits_in_memory(numbers as u64 * size_of::<f32>() as u64) {
                 let message = format!("{}: no memory for the hidden states of {} pages", net.name, self.info.pages);
-                return Err(RunnerError(message));
+                return Err(RunnerError::new(message));
             }
             self.hidden_pages.resize(numbers, 0.0);
         }

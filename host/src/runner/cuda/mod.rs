@@ -297,12 +297,12 @@ impl CudaRunner {
     }
 
     /// Compute one step and wait for it; results lie in `download`.
-    fn run(&mut self, batch: &RowBatch<'_>, parts: &[step::Part], nets: &[NetId]) -> Result<Step, String> {
-        let text = |error: GpuError| error.to_string();
+    fn run(&mut self, batch: &RowBatch<'_>, parts: &[step::Part], nets: &[NetId]) -> Result<Step, RunnerError> {
+        let text = runner_error;
         let rows: usize = parts.iter().map(|part| part.end - part.start).sum();
         let layout = self.layout(rows);
         let small = rows <= MAX_STREAMED_ROWS as usize;
-        let step = step::fill(batch, parts, layout, !small, self.fixed, &mut self.upload)?;
+        let step = step::fill(batch, parts, layout, !small, self.fixed, &mut self.upload).map_err(RunnerError::new)?;
         // The thread that loaded the model is another one than that which runs it.
         self.device.make_current().map_err(text)?;
         // SAFETY: the upload memory has room for all words, and `upload` is not written before the stream was
@@ -497,8 +497,8 @@ impl CudaRunner {
         parts: &[step::Part],
         nets: &[NetId],
         out: &mut RowOutputs,
-    ) -> Result<(), String> {
-        let text = |error: GpuError| error.to_string();
+    ) -> Result<(), RunnerError> {
+        let text = runner_error;
         let step = self.run(batch, parts, nets)?;
         if step.slots.is_empty() {
             return Ok(());
@@ -521,12 +521,12 @@ impl Runner for CudaRunner {
     }
 
     fn load_net(&mut self, net: Net) -> Result<NetId, RunnerError> {
-        let text = |error: GpuError| RunnerError(error.to_string());
+        let text = runner_error;
         let columns = self.score_column(self.nets.len()) + net.width();
         if columns > SCORES {
             let message =
                 format!("{}: the model's nets give {columns} scores, but CUDA has room for {SCORES}", net.name);
-            return Err(RunnerError(message));
+            return Err(RunnerError::new(message));
         }
         self.device.make_current().map_err(text)?;
         let mut loader = Loader::new(
@@ -538,7 +538,7 @@ impl Runner for CudaRunner {
             Path::new(&self.info.name),
         )
         .map_err(text)?;
-        let net = CudaNet::new(&self.device, &mut loader, net).map_err(RunnerError)?;
+        let net = CudaNet::new(&self.device, &mut loader, net).map_err(RunnerError::new)?;
         if net.back > 0 && self.hidden_pages.is_none() {
             let bytes = self.info.pages as usize * PAGE_TOKENS * self.config.hidden * size_of::<f32>();
             let mut arena = Arena::new(&self.device, bytes).map_err(text)?;
@@ -562,7 +562,7 @@ impl Runner for CudaRunner {
     }
 
     fn forward(&mut self, batch: &RowBatch<'_>) -> Result<RowOutputs, RunnerError> {
-        let named = |message: String| RunnerError(format!("model `{}`: {message}", self.info.name));
+        let named = |message: String| RunnerError::new(format!("model `{}`: {message}", self.info.name));
         check(&self.info, self.nets.len(), batch)?;
         step::check_signals(batch).map_err(named)?;
         let mut nets: Vec<NetId> = batch.sequences.iter().flat_map(|s| s.nets).copied().collect();
@@ -572,12 +572,15 @@ impl Runner for CudaRunner {
         let empty = |id: &NetId| (*id, NetScores { width: self.nets[id.0 as usize].width, scores: Vec::new() });
         out.signals.nets = nets.iter().map(empty).collect();
         for parts in step::steps(batch, self.capacity) {
-            if let Err(message) = self.step(batch, &parts, &nets, &mut out) {
-                return Err(RunnerError(format!("model `{}`: {message}", self.info.name)));
-            }
+            self.step(batch, &parts, &nets, &mut out)?;
         }
         Ok(out)
     }
+}
+
+/// A lost context takes the runner with it.
+fn runner_error(error: GpuError) -> RunnerError {
+    if error.is_fatal() { RunnerError::fatal(error.to_string()) } else { RunnerError::new(error.to_string()) }
 }
 
 /// What the kernels cannot compute.
