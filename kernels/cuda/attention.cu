@@ -2,8 +2,8 @@
 //
 // The unit of work is an item at one key/value head: some consecutive rows of one sequence, whose
 // positions lie in one page. Columns of the matrix products are (row, head of the group) pairs; a page
-// of 16 positions is the 16 rows of a tensor-core instruction, so keys and values go from where they
-// are straight into fragments. Each row stops at its own position.
+// of 16 positions is the 16 rows of a tensor-core instruction, so keys and values go from their pages
+// straight into fragments. Each row stops at its own position.
 //
 // The positions are cut into at most CHUNKS chunks. A row's result does not depend on the other rows:
 // chunks follow from the number of pages up to its own, a chunk's pages go round its warps, warps are
@@ -11,22 +11,15 @@
 //
 // Pools, per layer, page and head: keys [16][D]; values [D / 16][32 lanes][8], see `value_index`.
 #include "common.cuh"
+#include "heads.cuh"
 
 #define PAGE 16
-#ifndef WARPS
 #define WARPS 4
 #define CHUNKS 8
-#endif
-// Pages that a warp has under way, in `split` and in `whole`.
-#ifndef SPLIT_STAGES
+#define TILES 4         // of 8 columns, in `whole`
+// Pages that a warp has under way. One is enough in `split`, where more blocks to a multiprocessor do better.
 #define SPLIT_STAGES 1
-#endif
-#ifndef WHOLE_STAGES
 #define WHOLE_STAGES 2
-#endif
-#ifndef SPLIT_BLOCKS
-#define SPLIT_BLOCKS 5
-#endif
 
 struct Item {
     u32 row;       // first row
@@ -71,11 +64,6 @@ __device__ __forceinline__ float exp2_fast(float v) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
     return r;
 }
-__device__ __forceinline__ float column_max(float v) {
-#pragma unroll
-    for (int offset = 4; offset < WARP; offset *= 2) v = fmaxf(v, __shfl_xor_sync(FULL_MASK, v, offset));
-    return v;
-}
 __device__ __forceinline__ float column_sum(float v) {
 #pragma unroll
     for (int offset = 4; offset < WARP; offset *= 2) v += __shfl_xor_sync(FULL_MASK, v, offset);
@@ -92,7 +80,8 @@ struct Pages {
     u32 page, end;      // the next page to fetch, and where its chunk ends
     u32 last, chunk;    // pages to walk, and of a chunk
     u32 id;             // where `page` is in the pool
-    u32 warp, lane;
+    u32 warp;
+    bool leads;         // the lane that starts copies
     __device__ __forceinline__ const u16* keys_of(u32 id) const { return a.kv + ((u64)id * a.kv_heads + head) * (2 * HALF); }
     __device__ __forceinline__ u32 id_of(u32 page) const { return a.page_list[list + page]; }
 #if __CUDA_ARCH__ >= 900
@@ -101,12 +90,16 @@ struct Pages {
     u32 taken;          // pages taken so far
 
     __device__ __forceinline__ void copy(u32 stage, u32 half, u32 id) {
-        if (lane != 0) return;
+        if (!leads) return;
         const u32 at = stage * 2 + half;
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier + at * 8), "r"(HALF * 2) : "memory");
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(place + at * HALF * 2),
                      "l"(keys_of(id) + half * HALF), "r"(HALF * 2), "r"(barrier + at * 8)
                      : "memory");
+    }
+    __device__ __forceinline__ void copy_both(u32 stage, u32 id) {
+        copy(stage, 0, id);
+        copy(stage, 1, id);
     }
     __device__ __forceinline__ const u16* await(u32 half) {
         const u32 at = taken % STAGES * 2 + half;
@@ -126,11 +119,10 @@ struct Pages {
             end = min(end + chunk, last);
         }
     }
-    // The pages from `first` to `to` of an item, chunk after chunk. Copies begin at once for pages that are
-    // full below position `stored`; the rest is up to `begin`.
+    // The pages from `first` to `to` of an item, chunk after chunk.
     __device__ __forceinline__ Pages(const AttentionArgs& a, const Item& item, u32 head, u32 first, u32 to, u16* rings, u64 (*barriers)[STAGES * 2])
         : a(a), list(item.pages), head(head) {
-        warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+        warp = threadIdx.x / WARP, leads = threadIdx.x % WARP == 0;
         last = to, chunk = chunk_pages(item);
         page = first + warp, end = min(first + chunk, last);
 #if __CUDA_ARCH__ >= 900
@@ -138,41 +130,37 @@ struct Pages {
         place = (u32)__cvta_generic_to_shared(ring);
         barrier = (u32)__cvta_generic_to_shared(barriers[warp]);
         taken = 0;
-        if (lane == 0) {
+        if (leads) {
             for (u32 i = 0; i < STAGES * 2; i++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier + i * 8) : "memory");
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         }
         __syncwarp();
 #endif
     }
-    // Ids of the first pages, which may be read and copied as far as they are full below position `stored`
-    // ahead of the wait for the kernel before; then of the rest.
+    // Copies begin for those of the first pages that are full below position `stored`: they may be read ahead
+    // of the wait for the kernel before. `begin_rest` is for the others, after it.
     struct Start {
         u32 ids[STAGES];
-        bool live[STAGES], begun[STAGES];
+        bool later[STAGES];
     };
     __device__ __forceinline__ Start begin(u32 stored) {
         Start start = {};
 #if __CUDA_ARCH__ >= 900
-        u32 full[STAGES];
+        bool now[STAGES];
 #pragma unroll
         for (int s = 0; s < STAGES; s++) {
-            start.live[s] = page < end;
-            start.ids[s] = start.live[s] ? id_of(page) : 0;
-            full[s] = (page + 1) * PAGE <= stored;
-            if (start.live[s]) step();
+            const bool live = page < end, full = (page + 1) * PAGE <= stored;
+            now[s] = live && full, start.later[s] = live && !full;
+            if (!live) continue;
+            start.ids[s] = id_of(page);
+            step();
         }
+#endif
         id = page < end ? id_of(page) : 0;
+#if __CUDA_ARCH__ >= 900
 #pragma unroll
-        for (int s = 0; s < STAGES; s++) {
-            start.begun[s] = start.live[s] && full[s];
-            if (start.begun[s]) {
-                copy(s, 0, start.ids[s]);
-                copy(s, 1, start.ids[s]);
-            }
-        }
-#else
-        id = page < end ? id_of(page) : 0;
+        for (int s = 0; s < STAGES; s++)
+            if (now[s]) copy_both(s, start.ids[s]);
 #endif
         return start;
     }
@@ -180,10 +168,7 @@ struct Pages {
 #if __CUDA_ARCH__ >= 900
 #pragma unroll
         for (int s = 0; s < STAGES; s++)
-            if (start.live[s] && !start.begun[s]) {
-                copy(s, 0, start.ids[s]);
-                copy(s, 1, start.ids[s]);
-            }
+            if (start.later[s]) copy_both(s, start.ids[s]);
 #endif
     }
     // The next page's keys, then, when the warp has read those, its values.
@@ -238,10 +223,16 @@ struct Partial {
     float m[NT][2], l[NT][2], acc[NT][D / 16][4];
 };
 
-// A warp's pages of the chunk that ends at `end`.
+// A row's own key and value (shared, [D]), which `page` lacks, at `slot`.
+#define NO_PAGE 0xffffffffu
+struct Fresh {
+    u32 page, slot;
+    const u16 *key, *value;
+};
+
+// A warp's pages of the chunk from `first` to `end`.
 template <int D, int NT, int STAGES>
-__device__ __forceinline__ void attend(const AttentionArgs& a, const Item& item, const uint4 (&q)[NT][D / 32], Pages<D, STAGES>& pages,
-                                       u32 first, u32 end, Partial<D, NT>& r) {
+__device__ __forceinline__ void attend(const AttentionArgs& a, const Item& item, const uint4 (&q)[NT][D / 32], Pages<D, STAGES>& pages, u32 first, u32 end, const Fresh& fresh, Partial<D, NT>& r) {
     const u32 lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const u32 columns = item.rows * a.group;
 #pragma unroll
@@ -254,7 +245,12 @@ __device__ __forceinline__ void attend(const AttentionArgs& a, const Item& item,
 #pragma unroll 1
     for (u32 page = first + threadIdx.x / WARP; page < end; page += WARPS) {
         float s[NT][4] = {};
-        const u16* keys = pages.keys() + g * D + 8 * t;
+        const u16* keys = pages.keys();
+        if (page == fresh.page) {
+            if (lane < D / 8) *(uint4*)((u16*)keys + fresh.slot * D + lane * 8) = *(const uint4*)(fresh.key + lane * 8);
+            __syncwarp();
+        }
+        keys += g * D + 8 * t;
 #pragma unroll
         for (int i = 0; i < D / 32; i++) {
             const uint4 low = *(const uint4*)(keys + 32 * i), high = *(const uint4*)(keys + 8 * D + 32 * i);
@@ -276,30 +272,53 @@ __device__ __forceinline__ void attend(const AttentionArgs& a, const Item& item,
                     if (page * PAGE + g + 8 > limit) s[n][j + 2] = -INFINITY_F;
                 }
         }
-        u32 b[NT][2];
+        // Step by step for all columns: the chains of one column are long.
+        float most[NT][2], f[NT][2];
 #pragma unroll
-        for (int n = 0; n < NT; n++) {
-            float f[2];
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) most[n][j] = fmaxf(s[n][j], s[n][j + 2]);
+#pragma unroll
+        for (int offset = 4; offset < WARP; offset *= 2)
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) most[n][j] = fmaxf(most[n][j], __shfl_xor_sync(FULL_MASK, most[n][j], offset));
+        bool grows = false;
+#pragma unroll
+        for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-                const float most = fmaxf(r.m[n][j], __fmul_rn(column_max(fmaxf(s[n][j], s[n][j + 2])), a.scale));
-                f[j] = exp2_fast(r.m[n][j] - most);
-                r.m[n][j] = most;
-                s[n][j] = exp2_fast(__fmaf_rn(s[n][j], a.scale, -most));
-                s[n][j + 2] = exp2_fast(__fmaf_rn(s[n][j + 2], a.scale, -most));
-                r.l[n][j] = __fmaf_rn(r.l[n][j], f[j], __fadd_rn(s[n][j], s[n][j + 2]));
+                const float to = fmaxf(r.m[n][j], __fmul_rn(most[n][j], a.scale));
+                f[n][j] = exp2_fast(r.m[n][j] - to);
+                grows |= r.m[n][j] != to;
+                r.m[n][j] = to;
+                s[n][j] = exp2_fast(__fmaf_rn(s[n][j], a.scale, -to));
+                s[n][j + 2] = exp2_fast(__fmaf_rn(s[n][j + 2], a.scale, -to));
+                r.l[n][j] = __fmaf_rn(r.l[n][j], f[n][j], __fadd_rn(s[n][j], s[n][j + 2]));
             }
-            // A factor of 1 changes no bit.
-            if (__any_sync(FULL_MASK, f[0] != 1.0f || f[1] != 1.0f)) {
+        // A factor of 1 changes no bit.
+        if (__any_sync(FULL_MASK, grows)) {
+#pragma unroll
+            for (int n = 0; n < NT; n++)
 #pragma unroll
                 for (int d = 0; d < D / 16; d++)
 #pragma unroll
-                    for (int j = 0; j < 4; j++) r.acc[n][d][j] = __fmul_rn(r.acc[n][d][j], f[j % 2]);
-            }
+                    for (int j = 0; j < 4; j++) r.acc[n][d][j] = __fmul_rn(r.acc[n][d][j], f[n][j % 2]);
+        }
+        u32 b[NT][2];
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
             b[n][0] = transpose8(to_bf16x2(s[n][0], s[n][1]));
             b[n][1] = transpose8(to_bf16x2(s[n][2], s[n][3]));
         }
-        const u16* values = pages.values() + lane * 8;
+        const u16* values = pages.values();
+        if (page == fresh.page) {
+#pragma unroll
+            for (u32 d = lane; d < D; d += WARP) ((u16*)values)[value_index(nullptr, fresh.slot, d, D)] = fresh.value[d];
+            __syncwarp();
+        }
+        values += lane * 8;
 #pragma unroll
         for (int d = 0; d < D / 16; d++) {
             const uint4 v = *(const uint4*)(values + d * 256);
@@ -310,15 +329,15 @@ __device__ __forceinline__ void attend(const AttentionArgs& a, const Item& item,
     }
 }
 
-// A tile of a warp's columns into shared memory: `work` [8][D + 4] and `ml` [8] of the warp.
+// The first `live` columns of a warp's tile into shared memory: `work` [8][D + 4] and `ml` [8] of the warp.
 template <int D, int NT>
-__device__ __forceinline__ void put_tile(const Partial<D, NT>& r, int n, u32 columns, float* work, float2* ml) {
+__device__ __forceinline__ void put_tile(const Partial<D, NT>& r, int n, u32 live, float* work, float2* ml) {
     const u32 lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         const float sum = column_sum(r.l[n][j]);
         const u32 c = 2 * t + j;
-        if (n * 8 + c >= columns) continue;
+        if (c >= live) continue;
         if (g == 0) ml[c] = make_float2(r.m[n][j], sum);
 #pragma unroll
         for (int d = 0; d < D / 16; d++) {
@@ -367,7 +386,8 @@ __device__ __forceinline__ void write_out(const AttentionArgs& a, const Item& it
     *(uint2*)(a.out + at) = make_uint2(to_bf16x2(__fdiv_rn(out.x, sum), __fdiv_rn(out.y, sum)), to_bf16x2(__fdiv_rn(out.z, sum), __fdiv_rn(out.w, sum)));
 }
 
-// An item at a head by one block, chunk after chunk. `o` [8 NT][D], `ml` [8 NT].
+// An item at a head by one block, chunk after chunk. `work` [WARPS][8][D + 4]; `o` [8 NT][D]; `ml`
+// [8 NT][D / 4], for each thread of a column.
 template <int D, int NT, int STAGES>
 __device__ __forceinline__ void all_chunks(const AttentionArgs& a, const Item& item, u32 head, u16* rings, u64 (*barriers)[STAGES * 2], float* work,
                                            float* o, float2* ml) {
@@ -377,20 +397,21 @@ __device__ __forceinline__ void all_chunks(const AttentionArgs& a, const Item& i
     pages.begin_rest(pages.begin(0));
     uint4 q[NT][D / 32];
     load_queries<D, NT>(a, item, head, q);
+#pragma unroll 1
     for (u32 chunk = 0; chunk < count; chunk++) {
         Partial<D, NT> r;
-        attend<D, NT, STAGES>(a, item, q, pages, chunk * step, min((chunk + 1) * step, item_pages(item)), r);
+        attend(a, item, q, pages, chunk * step, min((chunk + 1) * step, item_pages(item)), Fresh{NO_PAGE}, r);
 #pragma unroll
         for (int n = 0; n < NT; n++) {
             __syncthreads();
-            put_tile<D, NT>(r, n, columns, work + warp * 8 * (D + 4), work_ml + warp * 8);
+            put_tile<D, NT>(r, n, columns - min(columns, n * 8u), work + warp * 8 * (D + 4), work_ml + warp * 8);
             __syncthreads();
+#pragma unroll 1
             for (u32 i = threadIdx.x; i < 2 * D; i += WARPS * WARP) {
                 const u32 c = i / (D / 4), d = i % (D / 4) * 4, column = n * 8 + c;
                 if (column >= columns) break;
                 float2 part = merge_warps(work_ml, c);
                 float4 add = merge_warps(work + c * (D + 4) + d, 8 * (D + 4), work_ml, c, part.x);
-                // Threads of a column each keep its maximum and sum.
                 float2* sums = ml + column * (D / 4) + d / 4;
                 float4* to = (float4*)(o + column * D + d);
                 if (chunk > 0) {
@@ -413,9 +434,11 @@ __device__ __forceinline__ void all_chunks(const AttentionArgs& a, const Item& i
 // For decoding: grid (CHUNKS, kv heads, items), each cluster an item at a head, each of its blocks a
 // chunk; the output's places are dealt out to the blocks, and each block sends the others its part of
 // theirs. Before sm_90, grid (1, kv heads, items), each block all chunks.
-// Dynamic shared memory: 64 PAGE WARPS D SPLIT_STAGES / 16 bytes.
-template <int D>
-__device__ __forceinline__ void attention_split(const AttentionArgs& a) {
+// FRESH: every item is a row whose sequence has no other in the step; its blocks prepare its heads, with
+// no `prepare` before.
+// Dynamic shared memory: 4 PAGE WARPS SPLIT_STAGES D = 256 D bytes.
+template <int D, bool FRESH>
+__device__ __forceinline__ void attention_split(const AttentionArgs& a, const PrepareArgs* p) {
     extern __shared__ __align__(128) float work[];
     const u32 head = blockIdx.y, index = blockIdx.z;
     // What a step uploads is there before its first kernel.
@@ -442,14 +465,69 @@ __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
     }
     const u32 first = rank * chunk_pages(item), end = min(first + chunk_pages(item), item_pages(item));
     Pages<D, STAGES> pages(a, item, head, first, end, (u16*)work, barriers);
-    const auto start = pages.begin(item.stored);
-    wait_for_previous();
-    let_next_start();
-    pages.begin_rest(start);
     uint4 q[1][D / 32];
-    load_queries<D, 1>(a, item, head, q);
+    Fresh fresh = {NO_PAGE};
+    if constexpr (FRESH) {
+        __shared__ float v[WARPS][D];
+        __shared__ __align__(16) u16 fresh_heads[10][D];  // of the group, then the key, the value
+        pages.begin(~0u);
+        float2 turn[(D / 2 + WARP - 1) / WARP];
+        rotation(p->frequencies, item.position, D, turn);
+        float q_norm[D / 32], first_norm[D / 32];
+        load_norm(p->q_norm, D, q_norm);
+        const bool tail = end == item_pages(item);
+        load_norm(tail && warp == 0 ? p->k_norm : p->q_norm, D, first_norm);
+        const u32 slot = item.position % PAGE, id = tail ? a.page_list[item.pages + item.position / PAGE] : 0;
+        u16* page = (u16*)a.kv + ((u64)id * a.kv_heads + head) * 2 * PAGE * D;
+        wait_for_previous();
+        let_next_start();
+        // The key and the value, then the group's queries, go round the warps; all loads before the first use.
+        const u32 skip = tail ? 0 : 2, tasks = a.group + 2;
+        constexpr u32 MOST = (8 + 2 + WARPS - 1) / WARPS;
+        float x[MOST][D / 32];
+#pragma unroll
+        for (u32 k = 0; k < MOST; k++) {
+            const u32 task = warp + k * WARPS + skip;
+            if (task >= tasks) break;
+            load_head(*p, item.row, task == 0 ? p->heads + head : task == 1 ? p->heads + p->kv_heads + head : head * a.group + task - 2, D, x[k]);
+        }
+#pragma unroll
+        for (u32 k = 0; k < MOST; k++) {
+            const u32 task = warp + k * WARPS + skip;
+            if (task >= tasks) break;
+            u16* to = fresh_heads[task < 2 ? 8 + task : task - 2];
+            if (task == 1) {
+#pragma unroll
+                for (u32 j = 0; j < D / 32; j++) {
+                    const u32 d = threadIdx.x % WARP + j * WARP;
+                    store(to + d, x[k][j]);
+                    store(page + PAGE * D + value_index(nullptr, slot, d, D), x[k][j]);
+                }
+                continue;
+            }
+            if ((task == 0 ? p->k_norm : p->q_norm) != nullptr) norm_head(k == 0 ? first_norm : q_norm, p->eps, D, x[k]);
+            rotate_head(x[k], turn, D, v[warp], to);
+            if (task == 0) {
+                __syncwarp();
+                const u32 lane = threadIdx.x % WARP;
+                if (lane < D / 8) *(uint4*)(page + slot * D + lane * 8) = *(const uint4*)(to + lane * 8);
+            }
+        }
+        __syncthreads();
+        const u32 g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+#pragma unroll
+        for (int i = 0; i < D / 32; i++)
+            q[0][i] = g < a.group ? *(const uint4*)(fresh_heads[g] + 8 * t + 32 * i) : make_uint4(0, 0, 0, 0);
+        if (tail) fresh = {item.position / PAGE, slot, fresh_heads[8], fresh_heads[9]};
+    } else {
+        const auto start = pages.begin(item.stored);
+        wait_for_previous();
+        let_next_start();
+        pages.begin_rest(start);
+        load_queries<D, 1>(a, item, head, q);
+    }
     Partial<D, 1> r;
-    attend<D, 1, STAGES>(a, item, q, pages, first, end, r);
+    attend(a, item, q, pages, first, end, fresh, r);
 
     // The warp has taken all its pages: its ring is free.
     constexpr u32 pitch = STAGES * PAGE * D;
@@ -502,22 +580,44 @@ __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
 }
 
 // For prompts, whose rows are enough blocks: grid (items, kv heads), each block all chunks of an item.
-template <int D, int NT>
+// Dynamic shared memory: 832 D + 512 bytes; before sm_90, which has no rings, 320 D + 512.
+template <int D>
 __device__ __forceinline__ void attention_whole(const AttentionArgs& a) {
-    constexpr int STAGES = WHOLE_STAGES;
-    extern __shared__ __align__(128) float work[];  // rings, then [WARPS * 8][D + 4], then o: [8 NT][D], then sums: [8 NT][D / 4]
-    __shared__ u64 barriers[WARPS][STAGES * 2];
-    float* merged = work + WARPS * STAGES * PAGE * D;
-    float* o = merged + WARPS * 8 * (D + 4);
+    extern __shared__ __align__(128) float work[];
+    __shared__ u64 barriers[WARPS][WHOLE_STAGES * 2];
+#if __CUDA_ARCH__ >= 900
+    float* merging = work + WARPS * WHOLE_STAGES * PAGE * D;
+#else
+    float* merging = work;
+#endif
+    float* o = merging + WARPS * 8 * (D + 4);
     wait_for_previous();
     let_next_start();
-    all_chunks<D, NT, STAGES>(a, a.items[blockIdx.x], blockIdx.y, (u16*)work, barriers, merged, o, (float2*)(o + 8 * NT * D));
+    // Heads first: blocks that run at the same time then ask for different pages.
+    const u32 id = blockIdx.y * gridDim.x + blockIdx.x, head = id % a.kv_heads, index = id / a.kv_heads;
+    all_chunks<D, TILES, WHOLE_STAGES>(a, a.items[index], head, (u16*)work, barriers, merging, o, (float2*)(o + 8 * TILES * D));
 }
 
-#define ATTENTION(D)                                                                                                                         \
-    extern "C" __global__ void __launch_bounds__(WARPS * WARP, SPLIT_BLOCKS) attention_split_##D(AttentionArgs a) { attention_split<D>(a); } \
-    extern "C" __global__ void __launch_bounds__(WARPS * WARP, 8 / WARPS) attention_whole_##D(AttentionArgs a) { attention_whole<D, 4>(a); }
+#define ATTENTION(D)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(WARPS * WARP, 5) attention_split_##D(AttentionArgs a) {     \
+        attention_split<D, false>(a, nullptr);                                                               \
+    }                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(WARPS * WARP, 2) attention_whole_##D(AttentionArgs a) {     \
+        attention_whole<D>(a);                                                                               \
+    }
 ATTENTION(32)
 ATTENTION(64)
 ATTENTION(96)
 ATTENTION(128)
+
+// From sm_90 on; a step before has `prepare` and `attention_split`.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define DECODE(D)                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(WARPS * WARP, 5) attention_decode_##D(AttentionArgs a, PrepareArgs p) { \
+        attention_split<D, true>(a, &p);                                                                                 \
+    }
+DECODE(32)
+DECODE(64)
+DECODE(96)
+DECODE(128)
+#endif
