@@ -2,7 +2,7 @@
 //
 // The unit of work is an item at one key/value head: some consecutive rows of one sequence, whose
 // positions lie in one page. Columns of the matrix products are (row, head of the group) pairs; a page
-// of 16 positions is the 16 rows of a tensor-core instruction, so keys and values go from memory
+// of 16 positions is the 16 rows of a tensor-core instruction, so keys and values go from their pages
 // straight into fragments. Each row stops at its own position.
 //
 // The positions are cut into at most CHUNKS chunks. A row's result does not depend on the other rows:
@@ -11,10 +11,15 @@
 //
 // Pools, per layer, page and head: keys [16][D]; values [D / 16][32 lanes][8], see `value_index`.
 #include "common.cuh"
+#include "heads.cuh"
 
 #define PAGE 16
 #define WARPS 4
 #define CHUNKS 8
+#define TILES 4         // of 8 columns, in `whole`
+// Pages that a warp has under way. One is enough in `split`, where more blocks to a multiprocessor do better.
+#define SPLIT_STAGES 1
+#define WHOLE_STAGES 2
 
 struct Item {
     u32 row;       // first row
@@ -32,18 +37,20 @@ struct AttentionArgs {
     const u32* page_list;
     const Header* header;
     u16* out;          // [rows, heads, D]
-    float scale;       // of scores, times log2 e
+    float scale;       // of scores, times log2 e; above 0
     u32 kv_heads;
     u32 group;         // query heads a key/value head
 };
 
-// Pages of a chunk of an item, and how many chunks there are.
+// Pages up to the item's own, of a chunk, and how many chunks there are. A chunk but the last has a page
+// for every warp.
+__device__ __forceinline__ u32 item_pages(const Item& item) { return item.position / PAGE + 1; }
 __device__ __forceinline__ u32 chunk_pages(const Item& item) {
-    return max((u32)WARPS, (item.position / PAGE + 1 + CHUNKS - 1) / CHUNKS);
+    return max((u32)WARPS, (item_pages(item) + CHUNKS - 1) / CHUNKS);
 }
 __device__ __forceinline__ u32 chunks(const Item& item) {
     const u32 pages = chunk_pages(item);
-    return (item.position / PAGE + 1 + pages - 1) / pages;
+    return (item_pages(item) + pages - 1) / pages;
 }
 
 // From rows of 8x8 to columns across the warp.
@@ -57,261 +64,560 @@ __device__ __forceinline__ float exp2_fast(float v) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
     return r;
 }
-__device__ __forceinline__ float column_max(float v) {
-#pragma unroll
-    for (int offset = 4; offset < WARP; offset *= 2) v = fmaxf(v, __shfl_xor_sync(FULL_MASK, v, offset));
-    return v;
-}
 __device__ __forceinline__ float column_sum(float v) {
 #pragma unroll
     for (int offset = 4; offset < WARP; offset *= 2) v += __shfl_xor_sync(FULL_MASK, v, offset);
     return v;
 }
-// exp2(m - to), 0 for an empty part.
-__device__ __forceinline__ float rescale(float m, float to) { return m == -INFINITY_F ? 0.0f : exp2_fast(m - to); }
 
-// One chunk of an item at one head: the block's warps over its pages. Leaves, for each column, maximum and
-// sum in `ml` and the unnormalised output in `o` (both shared, [8 NT] and [8 NT][D]). FIRST: nothing of
-// this step has been waited for; pages of earlier steps are loaded ahead of that.
-template <int D, int NT, bool FIRST>
-__device__ __forceinline__ void chunk_of_item(const AttentionArgs& a, const Item& item, u32 head, u32 chunk,
-                                              float* work, float2* work_ml, float* o, float2* ml, bool fresh) {
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
-    const u32 columns = item.rows * a.group;
-    const u32 heads = a.kv_heads * a.group;
-    const u32 first = chunk * chunk_pages(item);
-    const u32 end = min(first + chunk_pages(item), item.position / PAGE + 1);
+// A warp's pages of a head, in the order it takes them. From sm_90 on they are copied to shared memory
+// STAGES pages ahead, keys and values each for themselves; before, they are read where they are.
+template <int D, int STAGES>
+struct Pages {
+    static constexpr u32 HALF = PAGE * D;  // elements of a page's keys, and of its values
+    const AttentionArgs& a;
+    u32 list, head;
+    u32 page, end;      // the next page to fetch, and where its chunk ends
+    u32 last, chunk;    // pages to walk, and of a chunk
+    u32 id;             // where `page` is in the pool
+    u32 warp;
+    bool leads;         // the lane that starts copies
+    __device__ __forceinline__ const u16* keys_of(u32 id) const { return a.kv + ((u64)id * a.kv_heads + head) * (2 * HALF); }
+    __device__ __forceinline__ u32 id_of(u32 page) const { return a.page_list[list + page]; }
+#if __CUDA_ARCH__ >= 900
+    u16* ring;          // [STAGES][2][HALF]
+    u32 place, barrier; // shared addresses of the ring and of its barriers [STAGES][2]
+    u32 taken;          // pages taken so far
 
-    uint4 k[D / 32][2], v[D / 16];
-    auto load_page = [&](u32 page) {
-        const u64 at = ((u64)a.page_list[item.pages + page] * a.kv_heads + head) * 2 * PAGE * D;
-        const u16* keys = a.kv + at + g * D + 8 * t;
-        const u16* values = a.kv + at + PAGE * D + lane * 8;
-#pragma unroll
-        for (int i = 0; i < D / 32; i++) {
-            k[i][0] = *(const uint4*)(keys + 32 * i);
-            k[i][1] = *(const uint4*)(keys + 8 * D + 32 * i);
+    __device__ __forceinline__ void copy(u32 stage, u32 half, u32 id) {
+        if (!leads) return;
+        const u32 at = stage * 2 + half;
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier + at * 8), "r"(HALF * 2) : "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(place + at * HALF * 2),
+                     "l"(keys_of(id) + half * HALF), "r"(HALF * 2), "r"(barrier + at * 8)
+                     : "memory");
+    }
+    __device__ __forceinline__ void copy_both(u32 stage, u32 id) {
+        copy(stage, 0, id);
+        copy(stage, 1, id);
+    }
+    __device__ __forceinline__ const u16* await(u32 half) {
+        const u32 at = taken % STAGES * 2 + half;
+        asm volatile(
+            "{\n\t.reg .pred done;\n\tagain:\n\t"
+            "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@!done bra again;\n\t}" ::"r"(barrier + at * 8),
+            "r"(taken / STAGES & 1)
+            : "memory");
+        return ring + at * HALF;
+    }
+#endif
+
+    __device__ __forceinline__ void step() {
+        page += WARPS;
+        if (page >= end && end < last) {
+            page = end + warp;
+            end = min(end + chunk, last);
         }
-#pragma unroll
-        for (int d = 0; d < D / 16; d++) v[d] = *(const uint4*)(values + d * 256);
+    }
+    // The pages from `first` to `to` of an item, chunk after chunk.
+    __device__ __forceinline__ Pages(const AttentionArgs& a, const Item& item, u32 head, u32 first, u32 to, u16* rings, u64 (*barriers)[STAGES * 2])
+        : a(a), list(item.pages), head(head) {
+        warp = threadIdx.x / WARP, leads = threadIdx.x % WARP == 0;
+        last = to, chunk = chunk_pages(item);
+        page = first + warp, end = min(first + chunk, last);
+#if __CUDA_ARCH__ >= 900
+        ring = rings + warp * STAGES * 2 * HALF;
+        place = (u32)__cvta_generic_to_shared(ring);
+        barrier = (u32)__cvta_generic_to_shared(barriers[warp]);
+        taken = 0;
+        if (leads) {
+            for (u32 i = 0; i < STAGES * 2; i++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier + i * 8) : "memory");
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        }
+        __syncwarp();
+#endif
+    }
+    // Copies begin for those of the first pages that are full below position `stored`: they may be read ahead
+    // of the wait for the kernel before. `begin_rest` is for the others, after it.
+    struct Start {
+        u32 ids[STAGES];
+        bool later[STAGES];
     };
-    bool loaded = false;
-    if (FIRST) {
-        loaded = first + warp < end && (first + warp + 1) * PAGE <= item.stored;
-        if (loaded) load_page(first + warp);
-        wait_for_previous();
-        let_next_start();
+    __device__ __forceinline__ Start begin(u32 stored) {
+        Start start = {};
+#if __CUDA_ARCH__ >= 900
+        bool now[STAGES];
+#pragma unroll
+        for (int s = 0; s < STAGES; s++) {
+            const bool live = page < end, full = (page + 1) * PAGE <= stored;
+            now[s] = live && full, start.later[s] = live && !full;
+            if (!live) continue;
+            start.ids[s] = id_of(page);
+            step();
+        }
+#endif
+        id = page < end ? id_of(page) : 0;
+#if __CUDA_ARCH__ >= 900
+#pragma unroll
+        for (int s = 0; s < STAGES; s++)
+            if (now[s]) copy_both(s, start.ids[s]);
+#endif
+        return start;
     }
+    __device__ __forceinline__ void begin_rest(const Start& start) {
+#if __CUDA_ARCH__ >= 900
+#pragma unroll
+        for (int s = 0; s < STAGES; s++)
+            if (start.later[s]) copy_both(s, start.ids[s]);
+#endif
+    }
+    // The next page's keys, then, when the warp has read those, its values.
+    __device__ __forceinline__ const u16* keys() {
+#if __CUDA_ARCH__ >= 900
+        return await(0);
+#else
+        return keys_of(id);
+#endif
+    }
+    __device__ __forceinline__ void keys_read() {
+#if __CUDA_ARCH__ >= 900
+        __syncwarp();
+        if (page < end) copy(taken % STAGES, 0, id);
+#endif
+    }
+    __device__ __forceinline__ const u16* values() {
+#if __CUDA_ARCH__ >= 900
+        return await(1);
+#else
+        return keys_of(id) + HALF;
+#endif
+    }
+    __device__ __forceinline__ void values_read() {
+#if __CUDA_ARCH__ >= 900
+        __syncwarp();
+        if (page < end) copy(taken % STAGES, 1, id);
+        taken++;
+#endif
+        if (page < end) step();
+        id = page < end ? id_of(page) : 0;
+    }
+};
 
-    uint4 q[NT][D / 32];
+// Queries of an item at a head as fragments: column n * 8 + g in lane 4 g + t.
+template <int D, int NT>
+__device__ __forceinline__ void load_queries(const AttentionArgs& a, const Item& item, u32 head, uint4 (&q)[NT][D / 32]) {
+    const u32 lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, columns = item.rows * a.group;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
-        u32 c = n * 8 + g;
-        const u16* from = a.q + ((u64)(item.row + c / a.group) * heads + head * a.group + c % a.group) * D + 8 * t;
+        const u32 c = n * 8 + g;
+        const u16* from = a.q + ((u64)(item.row + c / a.group) * a.kv_heads * a.group + head * a.group + c % a.group) * D + 8 * t;
 #pragma unroll
-        for (int k = 0; k < D / 32; k++) q[n][k] = c < columns ? *(const uint4*)(from + 32 * k) : make_uint4(0, 0, 0, 0);
+        for (int i = 0; i < D / 32; i++) q[n][i] = c < columns ? *(const uint4*)(from + 32 * i) : make_uint4(0, 0, 0, 0);
     }
-    // Columns 2t and 2t + 1 of each tile, as accumulators have them.
-    u32 limit[NT][2];
-    float m[NT][2], l[NT][2], acc[NT][D / 16][4];
-#pragma unroll
-    for (int n = 0; n < NT; n++)
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            u32 c = n * 8 + 2 * t + j;
-            limit[n][j] = c < columns ? item.position + c / a.group : 0;
-            m[n][j] = -INFINITY_F;
-            l[n][j] = 0.0f;
-#pragma unroll
-            for (int d = 0; d < D / 16; d++) acc[n][d][j] = acc[n][d][j + 2] = 0.0f;
-        }
-
-    for (u32 page = first + warp; page < end; page += WARPS) {
-        if (!loaded) load_page(page);
-        loaded = false;
-#pragma unroll
-        for (int n = 0; n < NT; n++) {
-            float s[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-            for (int i = 0; i < D / 32; i++) {
-                mma(s, k[i][0].x, k[i][1].x, k[i][0].y, k[i][1].y, q[n][i].x, q[n][i].y);
-                mma(s, k[i][0].z, k[i][1].z, k[i][0].w, k[i][1].w, q[n][i].z, q[n][i].w);
-            }
-            const u32 p0 = page * PAGE + g;
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                bool seen = p0 + (c / 2) * 8 <= limit[n][c % 2];
-                s[c] = seen ? __fmul_rn(s[c], a.scale) : -INFINITY_F;
-            }
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                float most = fmaxf(m[n][j], column_max(fmaxf(s[j], s[j + 2])));
-                float f = rescale(m[n][j], most);
-                m[n][j] = most;
-                s[j] = most == -INFINITY_F ? 0.0f : exp2_fast(s[j] - most);
-                s[j + 2] = most == -INFINITY_F ? 0.0f : exp2_fast(s[j + 2] - most);
-                l[n][j] = __fadd_rn(__fmul_rn(l[n][j], f), __fadd_rn(s[j], s[j + 2]));
-#pragma unroll
-                for (int d = 0; d < D / 16; d++) {
-                    acc[n][d][j] = __fmul_rn(acc[n][d][j], f);
-                    acc[n][d][j + 2] = __fmul_rn(acc[n][d][j + 2], f);
-                }
-            }
-            const u32 b0 = transpose8(to_bf16x2(s[0], s[1])), b1 = transpose8(to_bf16x2(s[2], s[3]));
-#pragma unroll
-            for (int d = 0; d < D / 16; d++) mma(acc[n][d], v[d].x, v[d].y, v[d].z, v[d].w, b0, b1);
-        }
-    }
-
-    // Warps into one, a tile of columns at a time.
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-        __syncthreads();
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            float sum = column_sum(l[n][j]);
-            const int c = 2 * t + j;
-            if (n * 8 + c >= (int)columns) continue;
-            if (g == 0) work_ml[warp * 8 + c] = make_float2(m[n][j], sum);
-#pragma unroll
-            for (int d = 0; d < D / 16; d++) {
-                work[(warp * 8 + c) * (D + 4) + d * 16 + g] = acc[n][d][j];
-                work[(warp * 8 + c) * (D + 4) + d * 16 + g + 8] = acc[n][d][j + 2];
-            }
-        }
-        __syncthreads();
-        for (int i = threadIdx.x; i < 8 * D; i += WARPS * WARP) {
-            const int c = i / D, d = i % D;
-            if (n * 8 + c >= (int)columns) break;
-            float most = -INFINITY_F;
-#pragma unroll
-            for (int w = 0; w < WARPS; w++) most = fmaxf(most, work_ml[w * 8 + c].x);
-            float sum = 0.0f, out = 0.0f;
-#pragma unroll
-            for (int w = 0; w < WARPS; w++) {
-                float2 part = work_ml[w * 8 + c];
-                float f = rescale(part.x, most);
-                sum = __fmaf_rn(part.y, f, sum);
-                out = __fmaf_rn(work[(w * 8 + c) * (D + 4) + d], f, out);
-            }
-            const int column = n * 8 + c;
-            if (fresh) {
-                o[column * D + d] = out;
-                if (d == 0) ml[column] = make_float2(most, sum);
-            } else {
-                float2 had = ml[column];
-                float to = fmaxf(had.x, most);
-                float f = rescale(had.x, to), h = rescale(most, to);
-                o[column * D + d] = __fmaf_rn(o[column * D + d], f, __fmul_rn(out, h));
-                // Only the thread of d == 0 writes, after all have read: see below.
-            }
-        }
-        if (!fresh) {
-            __syncthreads();
-            for (int c = threadIdx.x; c < 8; c += WARPS * WARP) {
-                float most = -INFINITY_F, sum = 0.0f;
-                for (int w = 0; w < WARPS; w++) most = fmaxf(most, work_ml[w * 8 + c].x);
-                for (int w = 0; w < WARPS; w++) {
-                    float2 part = work_ml[w * 8 + c];
-                    sum = __fmaf_rn(part.y, rescale(part.x, most), sum);
-                }
-                float2 had = ml[n * 8 + c];
-                float to = fmaxf(had.x, most);
-                ml[n * 8 + c] = make_float2(to, __fmaf_rn(had.y, rescale(had.x, to), __fmul_rn(sum, rescale(most, to))));
-            }
-        }
-    }
-    __syncthreads();
 }
 
+// What a warp has of its pages: of columns 2t and 2t + 1 of each tile, as accumulators have them, the
+// maximum, this lane's part of the sum, and the unnormalised output.
+template <int D, int NT>
+struct Partial {
+    float m[NT][2], l[NT][2], acc[NT][D / 16][4];
+};
+
+// A row's own key and value (shared, [D]), which `page` lacks, at `slot`.
+#define NO_PAGE 0xffffffffu
+struct Fresh {
+    u32 page, slot;
+    const u16 *key, *value;
+};
+
+// A warp's pages of the chunk from `first` to `end`.
+template <int D, int NT, int STAGES>
+__device__ __forceinline__ void attend(const AttentionArgs& a, const Item& item, const uint4 (&q)[NT][D / 32], Pages<D, STAGES>& pages, u32 first, u32 end, const Fresh& fresh, Partial<D, NT>& r) {
+    const u32 lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const u32 columns = item.rows * a.group;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        r.m[n][0] = r.m[n][1] = -INFINITY_F;
+        r.l[n][0] = r.l[n][1] = 0.0f;
+#pragma unroll
+        for (int d = 0; d < D / 16; d++) r.acc[n][d][0] = r.acc[n][d][1] = r.acc[n][d][2] = r.acc[n][d][3] = 0.0f;
+    }
+#pragma unroll 1
+    for (u32 page = first + threadIdx.x / WARP; page < end; page += WARPS) {
+        float s[NT][4] = {};
+        const u16* keys = pages.keys();
+        if (page == fresh.page) {
+            if (lane < D / 8) *(uint4*)((u16*)keys + fresh.slot * D + lane * 8) = *(const uint4*)(fresh.key + lane * 8);
+            __syncwarp();
+        }
+        keys += g * D + 8 * t;
+#pragma unroll
+        for (int i = 0; i < D / 32; i++) {
+            const uint4 low = *(const uint4*)(keys + 32 * i), high = *(const uint4*)(keys + 8 * D + 32 * i);
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                mma(s[n], low.x, high.x, low.y, high.y, q[n][i].x, q[n][i].y);
+                mma(s[n], low.z, high.z, low.w, high.w, q[n][i].z, q[n][i].w);
+            }
+        }
+        pages.keys_read();
+        if (page * PAGE + PAGE - 1 > item.position) {
+            // Every column sees some position of its item's last page.
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    const u32 c = n * 8 + 2 * t + j, limit = item.position + (c < columns ? c / a.group : 0);
+                    if (page * PAGE + g > limit) s[n][j] = -INFINITY_F;
+                    if (page * PAGE + g + 8 > limit) s[n][j + 2] = -INFINITY_F;
+                }
+        }
+        // Step by step for all columns: the chains of one column are long.
+        float most[NT][2], f[NT][2];
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) most[n][j] = fmaxf(s[n][j], s[n][j + 2]);
+#pragma unroll
+        for (int offset = 4; offset < WARP; offset *= 2)
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) most[n][j] = fmaxf(most[n][j], __shfl_xor_sync(FULL_MASK, most[n][j], offset));
+        bool grows = false;
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const float to = fmaxf(r.m[n][j], __fmul_rn(most[n][j], a.scale));
+                f[n][j] = exp2_fast(r.m[n][j] - to);
+                grows |= r.m[n][j] != to;
+                r.m[n][j] = to;
+                s[n][j] = exp2_fast(__fmaf_rn(s[n][j], a.scale, -to));
+                s[n][j + 2] = exp2_fast(__fmaf_rn(s[n][j + 2], a.scale, -to));
+                r.l[n][j] = __fmaf_rn(r.l[n][j], f[n][j], __fadd_rn(s[n][j], s[n][j + 2]));
+            }
+        // A factor of 1 changes no bit.
+        if (__any_sync(FULL_MASK, grows)) {
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int d = 0; d < D / 16; d++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++) r.acc[n][d][j] = __fmul_rn(r.acc[n][d][j], f[n][j % 2]);
+        }
+        u32 b[NT][2];
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            b[n][0] = transpose8(to_bf16x2(s[n][0], s[n][1]));
+            b[n][1] = transpose8(to_bf16x2(s[n][2], s[n][3]));
+        }
+        const u16* values = pages.values();
+        if (page == fresh.page) {
+#pragma unroll
+            for (u32 d = lane; d < D; d += WARP) ((u16*)values)[value_index(nullptr, fresh.slot, d, D)] = fresh.value[d];
+            __syncwarp();
+        }
+        values += lane * 8;
+#pragma unroll
+        for (int d = 0; d < D / 16; d++) {
+            const uint4 v = *(const uint4*)(values + d * 256);
+#pragma unroll
+            for (int n = 0; n < NT; n++) mma(r.acc[n][d], v.x, v.y, v.z, v.w, b[n][0], b[n][1]);
+        }
+        pages.values_read();
+    }
+}
+
+// The first `live` columns of a warp's tile into shared memory: `work` [8][D + 4] and `ml` [8] of the warp.
+template <int D, int NT>
+__device__ __forceinline__ void put_tile(const Partial<D, NT>& r, int n, u32 live, float* work, float2* ml) {
+    const u32 lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        const float sum = column_sum(r.l[n][j]);
+        const u32 c = 2 * t + j;
+        if (c >= live) continue;
+        if (g == 0) ml[c] = make_float2(r.m[n][j], sum);
+#pragma unroll
+        for (int d = 0; d < D / 16; d++) {
+            work[c * (D + 4) + d * 16 + g] = r.acc[n][d][j];
+            work[c * (D + 4) + d * 16 + g + 8] = r.acc[n][d][j + 2];
+        }
+    }
+}
+
+// exp2 of a part's maximum less the whole's, which is finite; 0 for an empty part.
+__device__ __forceinline__ float rescale(float m, float to) { return exp2_fast(m - to); }
+
+__device__ __forceinline__ float4 scaled(float4 v, float f) {
+    return make_float4(__fmul_rn(v.x, f), __fmul_rn(v.y, f), __fmul_rn(v.z, f), __fmul_rn(v.w, f));
+}
+__device__ __forceinline__ float4 fma4(float4 v, float f, float4 add) {
+    return make_float4(__fmaf_rn(v.x, f, add.x), __fmaf_rn(v.y, f, add.y), __fmaf_rn(v.z, f, add.z), __fmaf_rn(v.w, f, add.w));
+}
+
+// A column's maximum and sum over the warps of a block, and four of its outputs.
+__device__ __forceinline__ float2 merge_warps(const float2* ml, u32 c) {
+    float most = ml[c].x, sum = 0.0f;
+#pragma unroll
+    for (int w = 1; w < WARPS; w++) most = fmaxf(most, ml[w * 8 + c].x);
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) sum = __fmaf_rn(ml[w * 8 + c].y, rescale(ml[w * 8 + c].x, most), sum);
+    return make_float2(most, sum);
+}
+__device__ __forceinline__ float4 merge_warps(const float* work, u32 pitch, const float2* ml, u32 c, float most) {
+    float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) out = fma4(*(const float4*)(work + w * pitch), rescale(ml[w * 8 + c].x, most), out);
+    return out;
+}
+// One more chunk to those before.
+__device__ __forceinline__ void merge_chunk(float2& had, float4& out, float2 part, float4 add) {
+    const float to = fmaxf(had.x, part.x), f = rescale(had.x, to), h = rescale(part.x, to);
+    out = fma4(out, f, scaled(add, h));
+    had = make_float2(to, __fmaf_rn(had.y, f, __fmul_rn(part.y, h)));
+}
+
+// Outputs d to d + 3 of a column.
 template <int D>
-__device__ __forceinline__ void write_out(const AttentionArgs& a, const Item& item, u32 head, const float* o, const float2* ml) {
-    const u32 heads = a.kv_heads * a.group, columns = item.rows * a.group;
-    for (u32 i = threadIdx.x; i < columns * D; i += WARPS * WARP) {
-        const u32 c = i / D, d = i % D;
-        u64 at = ((u64)(item.row + c / a.group) * heads + head * a.group + c % a.group) * D + d;
-        a.out[at] = to_bf16(__fdiv_rn(o[i], ml[c].y));
+__device__ __forceinline__ void write_out(const AttentionArgs& a, const Item& item, u32 head, u32 c, u32 d, float4 out, float sum) {
+    const u64 at = ((u64)(item.row + c / a.group) * a.kv_heads * a.group + head * a.group + c % a.group) * D + d;
+    *(uint2*)(a.out + at) = make_uint2(to_bf16x2(__fdiv_rn(out.x, sum), __fdiv_rn(out.y, sum)), to_bf16x2(__fdiv_rn(out.z, sum), __fdiv_rn(out.w, sum)));
+}
+
+// An item at a head by one block, chunk after chunk. `work` [WARPS][8][D + 4]; `o` [8 NT][D]; `ml`
+// [8 NT][D / 4], for each thread of a column.
+template <int D, int NT, int STAGES>
+__device__ __forceinline__ void all_chunks(const AttentionArgs& a, const Item& item, u32 head, u16* rings, u64 (*barriers)[STAGES * 2], float* work,
+                                           float* o, float2* ml) {
+    __shared__ float2 work_ml[WARPS * 8];
+    const u32 warp = threadIdx.x / WARP, columns = item.rows * a.group, count = chunks(item), step = chunk_pages(item);
+    Pages<D, STAGES> pages(a, item, head, 0, item_pages(item), rings, barriers);
+    pages.begin_rest(pages.begin(0));
+    uint4 q[NT][D / 32];
+    load_queries<D, NT>(a, item, head, q);
+#pragma unroll 1
+    for (u32 chunk = 0; chunk < count; chunk++) {
+        Partial<D, NT> r;
+        attend(a, item, q, pages, chunk * step, min((chunk + 1) * step, item_pages(item)), Fresh{NO_PAGE}, r);
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            __syncthreads();
+            put_tile<D, NT>(r, n, columns - min(columns, n * 8u), work + warp * 8 * (D + 4), work_ml + warp * 8);
+            __syncthreads();
+#pragma unroll 1
+            for (u32 i = threadIdx.x; i < 2 * D; i += WARPS * WARP) {
+                const u32 c = i / (D / 4), d = i % (D / 4) * 4, column = n * 8 + c;
+                if (column >= columns) break;
+                float2 part = merge_warps(work_ml, c);
+                float4 add = merge_warps(work + c * (D + 4) + d, 8 * (D + 4), work_ml, c, part.x);
+                float2* sums = ml + column * (D / 4) + d / 4;
+                float4* to = (float4*)(o + column * D + d);
+                if (chunk > 0) {
+                    float2 had = *sums;
+                    float4 out = *to;
+                    merge_chunk(had, out, part, add);
+                    part = had, add = out;
+                }
+                if (chunk + 1 == count) {
+                    write_out<D>(a, item, head, column, d, add, part.y);
+                    continue;
+                }
+                *sums = part;
+                *to = add;
+            }
+        }
     }
 }
 
 // For decoding: grid (CHUNKS, kv heads, items), each cluster an item at a head, each of its blocks a
-// chunk. Before sm_90, grid (1, kv heads, items), each block all chunks.
-template <int D>
-__device__ __forceinline__ void attention_split(const AttentionArgs& a) {
-    extern __shared__ float work[];  // [WARPS * 8][D + 4]
-    __shared__ float2 work_ml[WARPS * 8];
-    __shared__ float o[8 * D];
-    __shared__ float2 ml[8];
+// chunk; the output's places are dealt out to the blocks, and each block sends the others its part of
+// theirs. Before sm_90, grid (1, kv heads, items), each block all chunks.
+// FRESH: every item is a row whose sequence has no other in the step; its blocks prepare its heads, with
+// no `prepare` before.
+// Dynamic shared memory: 4 PAGE WARPS SPLIT_STAGES D = 256 D bytes.
+template <int D, bool FRESH>
+__device__ __forceinline__ void attention_split(const AttentionArgs& a, const PrepareArgs* p) {
+    extern __shared__ __align__(128) float work[];
     const u32 head = blockIdx.y, index = blockIdx.z;
     // What a step uploads is there before its first kernel.
     if (index >= a.header->items) return;
     const Item item = a.items[index];
-    const u32 count = chunks(item);
 #if __CUDA_ARCH__ >= 900
-    const u32 rank = cluster_rank();
-    if (rank >= count && count == 1) return;
-    if (rank >= count) {
-        cluster_sync();
-        cluster_sync();
-        return;
+    constexpr int STAGES = SPLIT_STAGES;
+    __shared__ u64 barriers[WARPS][STAGES * 2], arrived;
+    __shared__ float2 work_ml[WARPS * 8], part_ml[CHUNKS * 8];
+    __shared__ float4 parts[2 * D + CHUNKS - 1];  // [chunk][places of this block]
+    const u32 rank = cluster_rank(), count = chunks(item), columns = item.rows * a.group, warp = threadIdx.x / WARP;
+    if (rank >= count) return;
+    const u32 quads = columns * (D / 4), own = (quads + count - 1) / count;
+    const u32 mine = min(own, quads - min(quads, rank * own));
+    const u32 arrival = (u32)__cvta_generic_to_shared(&arrived);
+    if (count > 1) {
+        if (threadIdx.x == 0) {
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(arrival) : "memory");
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrival), "r"(count * (mine * 16 + columns * 8)) : "memory");
+        }
+        __syncwarp();
+        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     }
-    chunk_of_item<D, 1, true>(a, item, head, rank, work, work_ml, o, ml, true);
-    if (count == 1) {
-        write_out<D>(a, item, head, o, ml);
-        return;
-    }
-    cluster_sync();
-    // In the order of chunks, as a block that walks them all does.
-    const u32 heads = a.kv_heads * a.group, columns = item.rows * a.group;
-    for (u32 i = rank * WARPS * WARP + threadIdx.x; i < columns * D; i += count * WARPS * WARP) {
-        const u32 c = i / D, d = i % D;
-        float2 parts[CHUNKS];
-        float outs[CHUNKS];
+    const u32 first = rank * chunk_pages(item), end = min(first + chunk_pages(item), item_pages(item));
+    Pages<D, STAGES> pages(a, item, head, first, end, (u16*)work, barriers);
+    uint4 q[1][D / 32];
+    Fresh fresh = {NO_PAGE};
+    if constexpr (FRESH) {
+        __shared__ float v[WARPS][D];
+        __shared__ __align__(16) u16 fresh_heads[10][D];  // of the group, then the key, the value
+        pages.begin(~0u);
+        float2 turn[(D / 2 + WARP - 1) / WARP];
+        rotation(p->frequencies, item.position, D, turn);
+        float q_norm[D / 32], first_norm[D / 32];
+        load_norm(p->q_norm, D, q_norm);
+        const bool tail = end == item_pages(item);
+        load_norm(tail && warp == 0 ? p->k_norm : p->q_norm, D, first_norm);
+        const u32 slot = item.position % PAGE, id = tail ? a.page_list[item.pages + item.position / PAGE] : 0;
+        u16* page = (u16*)a.kv + ((u64)id * a.kv_heads + head) * 2 * PAGE * D;
+        wait_for_previous();
+        let_next_start();
+        // The key and the value, then the group's queries, go round the warps; all loads before the first use.
+        const u32 skip = tail ? 0 : 2, tasks = a.group + 2;
+        constexpr u32 MOST = (8 + 2 + WARPS - 1) / WARPS;
+        float x[MOST][D / 32];
 #pragma unroll
-        for (u32 k = 0; k < CHUNKS; k++)
-            if (k < count) {
-                parts[k] = load_of_block(ml + c, k);
-                outs[k] = load_of_block(o + i, k);
+        for (u32 k = 0; k < MOST; k++) {
+            const u32 task = warp + k * WARPS + skip;
+            if (task >= tasks) break;
+            load_head(*p, item.row, task == 0 ? p->heads + head : task == 1 ? p->heads + p->kv_heads + head : head * a.group + task - 2, D, x[k]);
+        }
+#pragma unroll
+        for (u32 k = 0; k < MOST; k++) {
+            const u32 task = warp + k * WARPS + skip;
+            if (task >= tasks) break;
+            u16* to = fresh_heads[task < 2 ? 8 + task : task - 2];
+            if (task == 1) {
+#pragma unroll
+                for (u32 j = 0; j < D / 32; j++) {
+                    const u32 d = threadIdx.x % WARP + j * WARP;
+                    store(to + d, x[k][j]);
+                    store(page + PAGE * D + value_index(nullptr, slot, d, D), x[k][j]);
+                }
+                continue;
             }
-        float2 had = parts[0];
-        float out = outs[0];
+            if ((task == 0 ? p->k_norm : p->q_norm) != nullptr) norm_head(k == 0 ? first_norm : q_norm, p->eps, D, x[k]);
+            rotate_head(x[k], turn, D, v[warp], to);
+            if (task == 0) {
+                __syncwarp();
+                const u32 lane = threadIdx.x % WARP;
+                if (lane < D / 8) *(uint4*)(page + slot * D + lane * 8) = *(const uint4*)(to + lane * 8);
+            }
+        }
+        __syncthreads();
+        const u32 g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+#pragma unroll
+        for (int i = 0; i < D / 32; i++)
+            q[0][i] = g < a.group ? *(const uint4*)(fresh_heads[g] + 8 * t + 32 * i) : make_uint4(0, 0, 0, 0);
+        if (tail) fresh = {item.position / PAGE, slot, fresh_heads[8], fresh_heads[9]};
+    } else {
+        const auto start = pages.begin(item.stored);
+        wait_for_previous();
+        let_next_start();
+        pages.begin_rest(start);
+        load_queries<D, 1>(a, item, head, q);
+    }
+    Partial<D, 1> r;
+    attend(a, item, q, pages, first, end, fresh, r);
+
+    // The warp has taken all its pages: its ring is free.
+    constexpr u32 pitch = STAGES * PAGE * D;
+    put_tile<D, 1>(r, 0, columns, work + warp * pitch, work_ml + warp * 8);
+    __syncthreads();
+    if (count > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // all barriers are there
+    for (u32 i = threadIdx.x; i < quads; i += WARPS * WARP) {
+        const u32 c = i / (D / 4), d = i % (D / 4) * 4;
+        const float2 ml = merge_warps(work_ml, c);
+        const float4 out = merge_warps(work + c * (D + 4) + d, pitch, work_ml, c, ml.x);
+        if (count == 1) {
+            write_out<D>(a, item, head, c, d, out, ml.y);
+            continue;
+        }
+        const u32 to = i / own;
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(place_in_block(parts + rank * own + i % own, to)),
+                     "f"(out.x), "f"(out.y), "f"(out.z), "f"(out.w), "r"(place_in_block(&arrived, to))
+                     : "memory");
+    }
+    if (count == 1) return;
+    if (threadIdx.x < count * 8) {
+        const u32 c = threadIdx.x % 8, to = threadIdx.x / 8;
+        if (c < columns) {
+            const float2 ml = merge_warps(work_ml, c);
+            asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(place_in_block(part_ml + rank * 8 + c, to)),
+                         "f"(ml.x), "f"(ml.y), "r"(place_in_block(&arrived, to))
+                         : "memory");
+        }
+    }
+    if (threadIdx.x >= max(mine, (u32)WARP)) return;  // the first warp stays until all has arrived
+    asm volatile(
+        "{\n\t.reg .pred done;\n\tagain:\n\t"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n\t@!done bra again;\n\t}" ::"r"(arrival)
+        : "memory");
+    for (u32 i = threadIdx.x; i < mine; i += WARPS * WARP) {
+        const u32 at = rank * own + i, c = at / (D / 4), d = at % (D / 4) * 4;
+        float2 had = part_ml[c];
+        float4 out = parts[i];
 #pragma unroll
         for (u32 k = 1; k < CHUNKS; k++)
-            if (k < count) {
-                const float to = fmaxf(had.x, parts[k].x), f = rescale(had.x, to), h = rescale(parts[k].x, to);
-                out = __fmaf_rn(out, f, __fmul_rn(outs[k], h));
-                had = make_float2(to, __fmaf_rn(had.y, f, __fmul_rn(parts[k].y, h)));
-            }
-        a.out[((u64)(item.row + c / a.group) * heads + head * a.group + c % a.group) * D + d] = to_bf16(__fdiv_rn(out, had.y));
+            if (k < count) merge_chunk(had, out, part_ml[k * 8 + c], parts[k * own + i]);
+        write_out<D>(a, item, head, c, d, out, had.y);
     }
-    cluster_sync();  // no block may end while another reads its part
 #else
+    __shared__ float o[8 * D];
+    __shared__ float2 ml[2 * D];
     wait_for_previous();
-    for (u32 chunk = 0; chunk < count; chunk++) chunk_of_item<D, 1, false>(a, item, head, chunk, work, work_ml, o, ml, chunk == 0);
-    write_out<D>(a, item, head, o, ml);
+    all_chunks<D, 1, 1>(a, item, head, nullptr, nullptr, work, o, ml);
 #endif
 }
 
 // For prompts, whose rows are enough blocks: grid (items, kv heads), each block all chunks of an item.
-template <int D, int NT>
+// Dynamic shared memory: 832 D + 512 bytes; before sm_90, which has no rings, 320 D + 512.
+template <int D>
 __device__ __forceinline__ void attention_whole(const AttentionArgs& a) {
-    extern __shared__ float work[];  // [WARPS * 8][D + 4], then o: [NT * 8][D]
-    __shared__ float2 work_ml[WARPS * 8];
-    __shared__ float2 ml[NT * 8];
-    float* o = work + WARPS * 8 * (D + 4);
+    extern __shared__ __align__(128) float work[];
+    __shared__ u64 barriers[WARPS][WHOLE_STAGES * 2];
+#if __CUDA_ARCH__ >= 900
+    float* merging = work + WARPS * WHOLE_STAGES * PAGE * D;
+#else
+    float* merging = work;
+#endif
+    float* o = merging + WARPS * 8 * (D + 4);
     wait_for_previous();
     let_next_start();
-    const Item item = a.items[blockIdx.x];
-    const u32 count = chunks(item);
-    for (u32 chunk = 0; chunk < count; chunk++)
-        chunk_of_item<D, NT, false>(a, item, blockIdx.y, chunk, work, work_ml, o, ml, chunk == 0);
-    write_out<D>(a, item, blockIdx.y, o, ml);
+    // Heads first: blocks that run at the same time then ask for different pages.
+    const u32 id = blockIdx.y * gridDim.x + blockIdx.x, head = id % a.kv_heads, index = id / a.kv_heads;
+    all_chunks<D, TILES, WHOLE_STAGES>(a, a.items[index], head, (u16*)work, barriers, merging, o, (float2*)(o + 8 * TILES * D));
 }
 
-#define ATTENTION(D)                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(WARPS * WARP, 4) attention_split_##D(AttentionArgs a) { attention_split<D>(a); } \
-    extern "C" __global__ void __launch_bounds__(WARPS * WARP) attention_whole_##D(AttentionArgs a) { attention_whole<D, 4>(a); }
+#define ATTENTION(D)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(WARPS * WARP, 5) attention_split_##D(AttentionArgs a) {     \
+        attention_split<D, false>(a, nullptr);                                                               \
+    }                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(WARPS * WARP, 2) attention_whole_##D(AttentionArgs a) {     \
+        attention_whole<D>(a);                                                                               \
+    }
 ATTENTION(32)
 ATTENTION(64)
 ATTENTION(96)
 ATTENTION(128)
+
+// From sm_90 on; a step before has `prepare` and `attention_split`.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define DECODE(D)                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(WARPS * WARP, 5) attention_decode_##D(AttentionArgs a, PrepareArgs p) { \
+        attention_split<D, true>(a, &p);                                                                                 \
+    }
+DECODE(32)
+DECODE(64)
+DECODE(96)
+DECODE(128)
+#endif

@@ -3,15 +3,11 @@
 // Templates over T: `u16` (bf16) or `float`, the type of weights, keys, values and of what matrix
 // products read. The residual stream is always f32.
 #include "common.cuh"
+#include "heads.cuh"
 
 #define PAGE 16
 
-// Place of (position in page, d) among the values of a page and head: in fragment order for bf16, so
-// that attention loads them as they are; row by row for f32.
-__device__ __forceinline__ u32 value_index(const u16*, u32 slot, u32 d, u32) {
-    u32 r = d % 16, lane = (r % 8) * 4 + (slot % 8) / 2, reg = r / 8 + 2 * (slot / 8);
-    return ((d / 16) * 32 + lane) * 8 + reg * 2 + slot % 2;
-}
+// Place of (position in page, d) among the values of a page and head in f32: row by row.
 __device__ __forceinline__ u32 value_index(const float*, u32 slot, u32 d, u32 dim) { return slot * dim + d; }
 
 // Place of (row, column) in a matrix: packed for bf16, row by row for f32.
@@ -103,24 +99,6 @@ extern "C" __global__ void store_hidden(const float* x, const u32* positions, co
     norm_row(x + (u64)row * hidden, weight, eps, hidden, to, (float*)nullptr);
 }
 
-struct PrepareArgs {
-    const float* qkv;          // [rows, (heads + 2 kv_heads) dim]
-    const float* bias;         // [(heads + 2 kv_heads) dim] or null
-    const float* q_norm;       // [dim] or null
-    const float* k_norm;
-    const float* frequencies;  // [dim / 2], radians a position
-    const u32* positions;      // [rows]
-    const u32* page_starts;    // [rows]: where the pages of the row's sequence begin in the page list
-    const u32* page_list;
-    const Header* header;
-    void* q;                   // [rows, heads, dim]
-    void* kv;                  // of the layer: [pages][kv_heads][2][PAGE dim]
-    float eps;
-    u32 heads;
-    u32 kv_heads;
-    u32 dim;
-};
-
 // Biases, norms of heads, rotary positions; queries to `q`, keys and values to their pages. A warp a
 // head: grid (rows, heads and kv heads by 4), 4 warps a block; dim up to 256.
 template <typename T>
@@ -131,41 +109,32 @@ __device__ __forceinline__ void prepare(const PrepareArgs& a) {
     const bool active = row < a.header->rows && index < a.heads + 2 * a.kv_heads;
     const u32 position = active ? a.positions[row] : 0;
     const u32 page = active ? a.page_list[a.page_starts[row] + position / PAGE] : 0;
+    const bool is_value = index >= a.heads + a.kv_heads, is_query = index < a.heads;
+    float2 turn[4];
+    float weights[8];
+    const float* norm = is_value ? nullptr : is_query ? a.q_norm : a.k_norm;
+    if (active && !is_value) rotation(a.frequencies, position, dim, turn);
+    load_norm(norm, dim, weights);
     wait_for_previous();
     let_next_start();
     if (!active) return;
-    const u32 width = (a.heads + 2 * a.kv_heads) * dim;
-    const float* from = a.qkv + (u64)row * width + index * dim;
-    float* v = shared[warp];
-    float sum = 0.0f;
-    for (u32 i = lane; i < dim; i += WARP) {
-        float x = from[i] + (a.bias ? a.bias[index * dim + i] : 0.0f);
-        v[i] = x;
-        sum += x * x;
-    }
-    const bool is_value = index >= a.heads + a.kv_heads, is_query = index < a.heads;
+    float x[8];
+    load_head(a, row, index, dim, x);
     T* kv = (T*)a.kv;
     if (is_value) {
         const u32 head = index - a.heads - a.kv_heads;
         T* to = kv + (((u64)page * a.kv_heads + head) * 2 + 1) * PAGE * dim;
-        for (u32 i = lane; i < dim; i += WARP) store(to + value_index((const T*)nullptr, position % PAGE, i, dim), v[i]);
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) {
+            const u32 i = lane + j * WARP;
+            if (i < dim) store(to + value_index((const T*)nullptr, position % PAGE, i, dim), x[j]);
+        }
         return;
     }
-    const float* norm = is_query ? a.q_norm : a.k_norm;
-    if (norm != nullptr) {
-        float scale = rsqrtf(warp_sum(sum) / (float)dim + a.eps);
-        for (u32 i = lane; i < dim; i += WARP) v[i] *= scale * norm[i];
-    }
-    __syncwarp();
+    if (norm != nullptr) norm_head(weights, a.eps, dim, x);
     T* to = is_query ? (T*)a.q + ((u64)row * a.heads + index) * dim
                      : kv + ((u64)page * a.kv_heads + (index - a.heads)) * 2 * PAGE * dim + (position % PAGE) * dim;
-    for (u32 i = lane; i < dim / 2; i += WARP) {
-        float sine, cosine;
-        sincosf((float)position * a.frequencies[i], &sine, &cosine);
-        float x = v[i], y = v[i + dim / 2];
-        store(to + i, x * cosine - y * sine);
-        store(to + i + dim / 2, y * cosine + x * sine);
-    }
+    rotate_head(x, turn, dim, shared[warp], to);
 }
 extern "C" __global__ void __launch_bounds__(128) prepare_bf16(PrepareArgs a) { prepare<u16>(a); }
 extern "C" __global__ void __launch_bounds__(128) prepare_f32(PrepareArgs a) { prepare<float>(a); }
