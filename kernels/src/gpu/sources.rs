@@ -9,7 +9,7 @@ pub const SOURCES: &[(&str, &str)] =
     sources!["attention.cu", "layers.cu", "linear_rows.cu", "linear_tiled.cu", "nets.cu", "sampling.cu"];
 
 /// What programs include: (file name, text).
-pub const HEADERS: &[(&str, &str)] = sources!["common.cuh", "linear.cuh"];
+pub const HEADERS: &[(&str, &str)] = sources!["common.cuh", "heads.cuh", "linear.cuh"];
 
 #[cfg(test)]
 mod tests {

@@ -17,6 +17,8 @@ pub(super) struct Size {
     /// 0: no row is sampled.
     pub(super) slots: u32,
     pub(super) items: u32,
+    /// Every row is of a sequence of its own.
+    pub(super) single: bool,
 }
 
 /// What a step reads and writes.
@@ -157,11 +159,15 @@ impl Forward<'_> {
         unsafe {
             let to = LinearArgs { w: layer.qkv.weight, outputs: qkv, y: b.qkv, pitch: qkv, ..normed };
             k.linear(stream, Epilogue::Store, to)?;
-            k.prepare(stream, true, size.rows, *prepare)?;
+            let (dim, items) = (config.head_dim, size.items);
             if size.rows > MAX_STREAMED_ROWS {
-                k.attention_whole(stream, config.head_dim, size.items, attention)?;
+                k.prepare(stream, true, size.rows, *prepare)?;
+                k.attention_whole(stream, dim, items, attention)?;
+            } else if size.single {
+                k.attention_decode(stream, dim, items, attention, *prepare)?;
             } else {
-                k.attention_split(stream, config.head_dim, size.items, attention)?;
+                k.prepare(stream, true, size.rows, *prepare)?;
+                k.attention_split(stream, dim, items, attention)?;
             }
             k.linear(stream, Epilogue::Residual, residual(layer.output, b.heads, q_width, layer.mlp_norm))?;
             let to = LinearArgs { w: layer.gate_up.weight, bias: layer.gate_up.bias, outputs: inner, ..normed };

@@ -1,5 +1,5 @@
 //! The CUDA runner: bf16 or f32 on one device. Steps of up to 64 rows are replayed graphs, one for each
-//! bucket of rows; longer ones (prompts) are enqueued kernel by kernel. One upload and one download a step.
+//! bucket of rows (and one more where each row is of a sequence of its own); longer ones (prompts) are enqueued kernel by kernel. One upload and one download a step.
 //!
 //! As on the CPU, a row's result does not depend on what else is computed with it, nor on whether its
 //! sequence came in one piece: all kernels keep one order of operations for a row.
@@ -144,8 +144,8 @@ pub struct CudaRunner {
     hidden_pages: Option<(DevicePtr, Arena)>,
     sampler: Sampler,
     nets: Vec<CudaNet>,
-    /// By [`BUCKETS`]; captured when first needed.
-    graphs: [Option<Graph>; BUCKETS.len()],
+    /// By [`BUCKETS`]: with any rows, and with one row a sequence.
+    graphs: [[Option<Graph>; 2]; BUCKETS.len()],
     /// By net and by layout (small steps, prompts).
     net_graphs: Vec<[Option<Graph>; 2]>,
     upload: Pinned<u32>,
@@ -244,7 +244,7 @@ impl CudaRunner {
             kv,
             hidden_pages: None,
             nets: Vec::new(),
-            graphs: [const { None }; BUCKETS.len()],
+            graphs: [const { [const { None }; 2] }; BUCKETS.len()],
             net_graphs: Vec::new(),
             kernels,
             stream,
@@ -282,16 +282,19 @@ impl CudaRunner {
     /// Capture the steps of all buckets, the largest first.
     fn capture_all(&mut self) -> Result<(), GpuError> {
         for index in (0..BUCKETS.len()).rev() {
-            self.graphs[index] = Some(self.capture(BUCKETS[index])?);
+            for single in [false, true] {
+                self.graphs[index][usize::from(single)] = Some(self.capture(BUCKETS[index], single)?);
+            }
         }
         Ok(())
     }
 
-    fn capture(&self, rows: usize) -> Result<Graph, GpuError> {
+    fn capture(&self, rows: usize, single: bool) -> Result<Graph, GpuError> {
         let forward = self.parts(self.layout(rows));
         let rows = rows as u32;
+        let size = Size { rows, slots: rows, items: rows, single };
         // SAFETY: the addresses live as long as the runner, which owns the graph.
-        let graph = self.stream.capture(|| unsafe { forward.enqueue(Size { rows, slots: rows, items: rows }) })?;
+        let graph = self.stream.capture(|| unsafe { forward.enqueue(size) })?;
         graph.upload(&self.stream)?;
         Ok(graph)
     }
@@ -311,16 +314,18 @@ impl CudaRunner {
             self.stream.upload_async(self.buffers.upload, &self.upload, step.words * 4).map_err(text)?;
             if small {
                 let bucket = BUCKETS.iter().position(|bucket| rows <= *bucket).unwrap_or(BUCKETS.len() - 1);
-                if self.graphs[bucket].is_none() {
-                    self.graphs[bucket] = Some(self.capture(BUCKETS[bucket]).map_err(text)?);
+                let single = parts.iter().all(|part| part.end - part.start == 1);
+                if self.graphs[bucket][usize::from(single)].is_none() {
+                    self.graphs[bucket][usize::from(single)] =
+                        Some(self.capture(BUCKETS[bucket], single).map_err(text)?);
                 }
-                if let Some(graph) = &self.graphs[bucket] {
+                if let Some(graph) = &self.graphs[bucket][usize::from(single)] {
                     graph.launch(&self.stream).map_err(text)?;
                 }
             } else {
                 let slots = step.slots.len();
                 let slots = BUCKETS.into_iter().find(|bucket| slots <= *bucket).filter(|_| slots > 0).unwrap_or(0);
-                let size = Size { rows: rows as u32, slots: slots as u32, items: step.items as u32 };
+                let size = Size { rows: rows as u32, slots: slots as u32, items: step.items as u32, single: false };
                 self.parts(layout).enqueue(size).map_err(text)?;
             }
         }
@@ -547,7 +552,7 @@ impl Runner for CudaRunner {
             unsafe { self.stream.fill_u8_async(at, 0, bytes) }.map_err(text)?;
             self.hidden_pages = Some((at, arena));
             // Steps now keep hidden states.
-            self.graphs = [const { None }; BUCKETS.len()];
+            self.graphs = [const { [const { None }; 2] }; BUCKETS.len()];
         }
         self.fixed.net_list = self.fixed.net_list.max(net.list);
         self.nets.push(net);

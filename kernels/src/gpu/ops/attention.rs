@@ -1,6 +1,6 @@
 //! `attention.cu`: attention of rows over paged keys and values in bf16.
 
-use super::{Find, Kernels};
+use super::{Find, Kernels, PrepareArgs};
 use crate::gpu::{Args, DevicePtr, Function, GpuError, Launch, Stream, launch};
 
 /// Sizes of heads that the bf16 kernels know.
@@ -35,6 +35,7 @@ pub struct AttentionArgs {
 
 #[derive(Debug)]
 pub(super) struct Functions {
+    decode: Vec<Function>,
     split: Vec<Function>,
     whole: Vec<Function>,
 }
@@ -44,20 +45,21 @@ impl Functions {
         let all = |kind: &str| -> Result<Vec<Function>, GpuError> {
             ATTENTION_DIMS.iter().map(|dim| find(&format!("attention_{kind}_{dim}"))).collect()
         };
-        let (split, whole) = (all("split")?, all("whole")?);
+        let (decode, split, whole) = (all("decode")?, all("split")?, all("whole")?);
         for (function, dim) in whole.iter().zip(ATTENTION_DIMS) {
             function.set_max_dynamic_shared(whole_shared(dim as u32))?;
         }
-        Ok(Self { split, whole })
+        Ok(Self { decode, split, whole })
     }
 }
 
+/// As `attention.cu` says.
 fn split_shared(dim: u32) -> u32 {
-    BLOCK / 32 * 8 * (dim + 4) * 4
+    256 * dim
 }
 
 fn whole_shared(dim: u32) -> u32 {
-    split_shared(dim) + WHOLE_COLUMNS * dim * 4
+    832 * dim + 512
 }
 
 impl Kernels {
@@ -72,16 +74,39 @@ impl Kernels {
         items: u32,
         args: AttentionArgs,
     ) -> Result<(), GpuError> {
+        let how = self.split(dim, items, args.kv_heads);
+        // SAFETY: the caller's.
+        unsafe { launch(&self.attention.split[index(dim)], &how, stream, Args::new().value(&args)) }
+    }
+
+    /// [`Self::attention_split`] where every item is one row whose sequence has no other in the step; it does
+    /// what [`Self::prepare`] does as well.
+    ///
+    /// # Safety
+    /// As for [`Self::attention_split`].
+    pub unsafe fn attention_decode(
+        &self,
+        stream: &Stream,
+        dim: usize,
+        items: u32,
+        args: AttentionArgs,
+        prepare: PrepareArgs,
+    ) -> Result<(), GpuError> {
+        let how = self.split(dim, items, args.kv_heads);
+        let args = Args::new().value(&args).value(&prepare);
+        // SAFETY: the caller's.
+        unsafe { launch(&self.attention.decode[index(dim)], &how, stream, args) }
+    }
+
+    fn split(&self, dim: usize, items: u32, kv_heads: u32) -> Launch {
         let chunks = if self.clusters { CHUNKS } else { 1 };
-        let how = Launch {
-            grid: [chunks, args.kv_heads, items],
+        Launch {
+            grid: [chunks, kv_heads, items],
             block: BLOCK,
             cluster: chunks,
             shared: split_shared(dim as u32),
             overlap: self.clusters,
-        };
-        // SAFETY: the caller's.
-        unsafe { launch(&self.attention.split[index(dim)], &how, stream, Args::new().value(&args)) }
+        }
     }
 
     /// Attention of exactly `items` items, for prompts.
