@@ -46,19 +46,43 @@ __device__ __forceinline__ void add(float4& to, const float4& v) {
     to.w += v.w;
 }
 
-// Scale of a row by its norm; a warp computes it.
-__device__ __forceinline__ float row_scale(const LinearArgs& a, u32 row) {
+// Scales of N rows by their norm, `first` and each `stride` further (beyond the last row: repeated); a warp
+// computes them. The rows go side by side, because what takes long is to wait for memory.
+template <int N>
+__device__ __forceinline__ void row_scales(const LinearArgs& a, u32 first, u32 stride, float (&scales)[N]) {
     const u32 partials = a.inputs / 16;
-    float sum = 0.0f;
-    for (u32 p = threadIdx.x % WARP; p < partials; p += WARP) sum += a.squares[(u64)row * partials + p];
-    return rsqrtf(warp_sum(sum) / (float)a.inputs + a.eps);
+    const float* from[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        from[i] = a.squares + (u64)min(first + i * stride, a.rows - 1) * partials;
+        scales[i] = 0.0f;
+    }
+#pragma unroll 4
+    for (u32 p = threadIdx.x % WARP; p < partials; p += WARP)
+#pragma unroll
+        for (int i = 0; i < N; i++) scales[i] += from[i][p];
+#pragma unroll
+    for (int i = 0; i < N; i++) scales[i] = rsqrtf(warp_sum(scales[i]) / (float)a.inputs + a.eps);
+}
+
+// What `finish` adds to, read early: for RESIDUAL, the stream at a lane's places of a tile.
+template <Epilogue E>
+__device__ __forceinline__ float4 before(const LinearArgs& a, u32 tile, u32 first) {
+    const int lane = threadIdx.x % WARP;
+    const u32 r = first + lane % 4 * 2, o = tile * 16 + lane / 4;
+    if (E != RESIDUAL) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    // Beyond the ends, repeat the last: that is not stored.
+    const float* at0 = a.stream + (u64)min(r, a.rows - 1) * a.outputs;
+    const float* at1 = a.stream + (u64)min(r + 1, a.rows - 1) * a.outputs;
+    const u32 o0 = min(o, a.outputs - 1), o1 = min(o + 8, a.outputs - 1);
+    return make_float4(at0[o0], at1[o0], at0[o1], at1[o1]);
 }
 
 // Finish the sums of a tile of outputs at the rows `first` to `first + 7`, of which those below a.rows are
-// stored. A lane has v = (output g, row 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1); `scales` are of the
-// eight rows.
+// stored. A lane has v = (output g, row 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1), and of `before` the
+// same; `scales` are of the eight rows.
 template <Epilogue E>
-__device__ __forceinline__ void finish(const LinearArgs& a, const float4& v, u32 tile, u32 first, const float* scales) {
+__device__ __forceinline__ void finish(const LinearArgs& a, const float4& v, const float4& before, u32 tile, u32 first, const float* scales) {
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const u32 r = first + 2 * t;  // and r + 1
     const bool in0 = r < a.rows, in1 = r + 1 < a.rows;
@@ -91,13 +115,13 @@ __device__ __forceinline__ void finish(const LinearArgs& a, const float4& v, u32
             const float b = a.bias ? a.bias[o] : 0.0f, norm = a.norm[o];
             const u64 at = (u64)r * a.outputs + o;
             if (in0) {
-                const float x = a.stream[at] + ((half ? v.z : v.x) + b);
+                const float x = (half ? before.z : before.x) + ((half ? v.z : v.x) + b);
                 a.stream[at] = x;
                 a.normed[at] = to_bf16(x * norm);
                 q0 = __fmaf_rn(x, x, q0);
             }
             if (in1) {
-                const float x = a.stream[at + a.outputs] + ((half ? v.w : v.y) + b);
+                const float x = (half ? before.w : before.y) + ((half ? v.w : v.y) + b);
                 a.stream[at + a.outputs] = x;
                 a.normed[at + a.outputs] = to_bf16(x * norm);
                 q1 = __fmaf_rn(x, x, q1);

@@ -37,9 +37,13 @@ __device__ __forceinline__ void linear_rows(const LinearArgs& a) {
     let_next_start();
 
     if (E != RESIDUAL && a.squares != nullptr) {
-        for (int r = slice; r < NT * 8; r += SLICES) {
-            const float scale = r < a.rows ? row_scale(a, r) : 0.0f;
-            if (lane == 0) scales[r] = scale;
+        constexpr int EACH = NT * 8 > SLICES ? NT * 8 / SLICES : 1;
+        if (slice < NT * 8) {
+            float own[EACH];
+            row_scales(a, slice, SLICES, own);
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+                if (lane == 0) scales[slice + i * SLICES] = own[i];
         }
     }
     float acc[MT][NT][4];
@@ -90,11 +94,12 @@ __device__ __forceinline__ void linear_rows(const LinearArgs& a) {
     __syncthreads();
 
     for (int f = slice; f < FRAGMENTS; f += SLICES) {
+        const u32 tile = blockIdx.x * MT + f / NT, first = f % NT * 8;
+        const float4 old = before<E>(a, tile, first);
         float4 v = sums[f * WARP + lane];
 #pragma unroll
         for (int s = 1; s < SLICES; s++) add(v, sums[(s * FRAGMENTS + f) * WARP + lane]);
-        const u32 tile = blockIdx.x * MT + f / NT, first = f % NT * 8;
-        if (tile <= last) finish<E>(a, v, tile, first, a.squares ? scales + first : nullptr);
+        if (tile <= last) finish<E>(a, v, old, tile, first, a.squares ? scales + first : nullptr);
     }
 }
 
@@ -106,13 +111,13 @@ __device__ __forceinline__ void linear_rows(const LinearArgs& a) {
     }
 #define ALL_ROWS(NAME, E)         \
     ROWS(NAME, E, 1, 8, 1, 2, 3)  \
-    ROWS(NAME, E, 2, 8, 1, 2, 2)  \
-    ROWS(NAME, E, 4, 8, 2, 2, 2)  \
-    ROWS(NAME, E, 8, 8, 2, 1, 2)  \
+    ROWS(NAME, E, 2, 8, 1, 2, 3)  \
+    ROWS(NAME, E, 4, 8, 2, 1, 2)  \
+    ROWS(NAME, E, 8, 8, 4, 1, 1)  \
     ROWS(NAME, E, 1, 16, 1, 2, 2) \
-    ROWS(NAME, E, 2, 16, 1, 2, 2) \
-    ROWS(NAME, E, 4, 16, 1, 2, 1) \
-    ROWS(NAME, E, 8, 16, 1, 2, 1)
+    ROWS(NAME, E, 2, 16, 1, 1, 2) \
+    ROWS(NAME, E, 4, 16, 1, 1, 2) \
+    ROWS(NAME, E, 8, 16, 2, 2, 1)
 ALL_ROWS(rows_store, STORE)
 ALL_ROWS(rows_residual, RESIDUAL)
 ALL_ROWS(rows_gated, GATED)

@@ -69,9 +69,13 @@ __device__ __forceinline__ void linear_tiled(const LinearArgs& a) {
         asm volatile("cp.async.commit_group;");
     }
     if (E != RESIDUAL && a.squares != nullptr) {
-        for (u32 r = warp; r < TILE_ROWS; r += 8) {
-            const float scale = first_row + r < a.rows ? row_scale(a, first_row + r) : 0.0f;
-            if (lane == 0) scales[r] = scale;
+#pragma unroll 1
+        for (u32 r = warp; r < TILE_ROWS; r += 32) {
+            float own[4];
+            row_scales(a, first_row + r, 8, own);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (lane == 0) scales[r + i * 8] = own[i];
         }
     }
 
@@ -132,7 +136,7 @@ __device__ __forceinline__ void linear_tiled(const LinearArgs& a) {
         for (int n = 0; n < 4; n++) {
             const u32 first = (warp_rows + n) * 8;
             const float4 v = make_float4(total[i][n][0], total[i][n][1], total[i][n][2], total[i][n][3]);
-            finish<E>(a, v, tile, first_row + first, a.squares ? scales + first : nullptr);
+            finish<E>(a, v, before<E>(a, tile, first_row + first), tile, first_row + first, a.squares ? scales + first : nullptr);
         }
     }
 }

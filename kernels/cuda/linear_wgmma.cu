@@ -1,0 +1,265 @@
+// Linear layers for many rows in bf16 on chips with `wgmma` (sm_90a): blocks of 64 WGS outputs by ROWS rows.
+//
+// Sums are in the order of `linear.cuh`. A `wgmma` adds its 16 products as `mma.sync` does (measured: the
+// bits are the same), so that each instruction here takes the same 16 inputs as one there, and a prompt's
+// keys and values are those that single steps would have stored.
+//
+// The weights are the A operand, in registers: their packed tiles, copied to shared memory in bulk, are
+// loaded as for `mma.sync`. The rows are the B operand, in shared memory, in cores of 8 rows by 16 bytes.
+// A core's row must hold the inputs 8t and 8t + 1 (the next core 8t + 2 and 8t + 3, and so on) of all four
+// lanes t. So a warpgroup of its own copies rows to shared memory as they are, and from there into cores,
+// ahead of the WGS warpgroups that multiply.
+#include "linear.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define WARPGROUP 128
+
+__device__ __forceinline__ u32 shared_place(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void barrier_init(u64* barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_place(barrier)), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u64* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_place(barrier)) : "memory");
+}
+// Bulk copies of so many bytes belong to the barrier's phase as well.
+__device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_place(barrier)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile(
+            "{\n\t.reg .pred p;\n\t"
+            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+            "selp.u32 %0, 1, 0, p;\n\t}"
+            : "=r"(done)
+            : "r"(shared_place(barrier)), "r"(parity)
+            : "memory");
+    } while (!done);
+}
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, u32 bytes, u64* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_place(to)),
+                 "l"(from), "r"(bytes), "r"(shared_place(barrier))
+                 : "memory");
+}
+__device__ __forceinline__ void copy_async_or_zero(u32 to, const void* from, bool zero) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(zero ? 0 : 16) : "memory");
+}
+__device__ __forceinline__ uint4 load_shared(u32 place) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(place) : "memory");
+    return v;
+}
+// Four 8 by 8 matrices; lane l gives the place of row l % 8 of matrix l / 8 and has of each matrix, in row
+// l / 4, the numbers 2 (l % 4) and the next.
+__device__ __forceinline__ void store_matrices(u32 place, const uint4& v) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(place), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+// d += a b for a[64, 16] in the registers of a warpgroup, each warp 16 rows as in `mma`, and b[16, 8 n] in
+// shared memory; d[4 i ..] is what `mma` would have for the i-th 8 columns.
+#define D8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define D16(i) D8(i), D8(i + 8)
+__device__ __forceinline__ void wgmma(float (&d)[32], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+        : D16(0), D16(16)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ __forceinline__ void wgmma(float (&d)[64], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+        : D16(0), D16(16), D16(32), D16(48)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+// STAGES of 64 inputs are ready or in work, RAW more of the rows alone on their way. The registers of a thread
+// that produces and of one that multiplies, weighted by their numbers, fit what the block starts with.
+template <int WGS, int ROWS, int STAGES, int RAW, int PRODUCER_REGS, int CONSUMER_REGS, int SLICES, Epilogue E>
+__device__ __forceinline__ void linear_wgmma(const LinearArgs& a) {
+    constexpr int TILES = 4 * WGS;                                   // of 16 outputs: one a warp
+    constexpr int STAGE_W = TILES * 2048, STAGE_X = ROWS * 128, STAGE = STAGE_W + STAGE_X;  // bytes
+    constexpr int PIECES = ROWS / 16;  // of 8 rows by 32 inputs that a producing warp loads a stage
+    constexpr int CORES = ROWS * 16;   // bytes of a core's width
+    extern __shared__ __align__(128) u8 staged[];  // [STAGES][STAGE], then [RAW][STAGE_X]
+    __shared__ __align__(8) u64 full[STAGES], empty[STAGES];
+    __shared__ float scales[ROWS];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const u32 tiles = a.inputs / 32, lines = (tiles + 1) / 2;
+    const u32 last = (E == GATED ? a.outputs + 7 : a.outputs + 15) / (E == GATED ? 8 : 16) - 1;
+
+    // Blocks at work together share weights and rows in L2: up to GROUP blocks of rows for each of outputs.
+    constexpr u32 GROUP = 2048 / ROWS;
+    const u32 id = blockIdx.y * gridDim.x + blockIdx.x;
+    const u32 group = id / (GROUP * gridDim.y) * GROUP, group_rows = min(GROUP, gridDim.x - group);
+    const u32 in_group = id % (GROUP * gridDim.y);
+    const u32 first_row = (group + in_group % group_rows) * ROWS, first_tile = in_group / group_rows * TILES;
+
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(full + s, 4);
+            barrier_init(empty + s, WGS * 4);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    wait_for_previous();
+    let_next_start();
+
+    if (warp >= WGS * 4) {  // produces
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGS));
+        const int producer = warp - WGS * 4, half = producer % 2;
+        u32 row = first_row + producer / 2 * 8 + lane / 4, own_tile = first_tile + producer * WGS;
+        const u16* x = a.x + half * 32 + lane % 4 * 8;
+        // Rows wait in a place of each thread's own until they are stored as cores: [RAW][PIECES][128].
+        const u32 raw = shared_place(staged + STAGES * STAGE) + (threadIdx.x - WGS * WARPGROUP) * 16;
+        // Beyond the ends of w and x, repeat the last tile and row: what they give is not stored. Half a
+        // line beyond the inputs is zero.
+        u32 ahead_line = 0, ahead_slice = 0, ahead_place = raw;
+        auto fetch_rows = [&](u32 step) {
+            if (step < lines) {
+                asm volatile("" : "+r"(row), "+r"(own_tile));  // addresses are computed anew: registers are few
+                const bool zero = ahead_line * 2 + half >= tiles;
+                const u16* from = x + (zero ? 0 : ahead_line * 64);
+#pragma unroll
+                for (int p = 0; p < PIECES; p++)
+                    copy_async_or_zero(ahead_place + p * 2048, from + (u64)min(row + p * 16, a.rows - 1) * a.inputs, zero);
+                ahead_line += SLICES;
+                if (ahead_line >= lines) ahead_line = ++ahead_slice;
+                ahead_place += STAGE_X;
+                if (ahead_place == raw + RAW * STAGE_X) ahead_place = raw;
+            }
+            asm volatile("cp.async.commit_group;" ::: "memory");
+        };
+        for (int s = 0; s < RAW; s++) fetch_rows(s);
+        u32 stage = 0, parity = 1, slice = 0, line = 0, now_place = raw;
+        for (u32 step = 0; step < lines; step++) {
+            barrier_wait(empty + stage, parity);
+            u8* to = staged + stage * STAGE;
+            if (lane == 0) {
+                const u32 bytes = line * 2 + 1 < tiles ? 2048 : 1024;
+                barrier_expect(full + stage, WGS * bytes);
+#pragma unroll
+                for (int i = 0; i < WGS; i++) {
+                    const u32 tile = producer * WGS + i;
+                    const u16* from = a.w + (u64)min(own_tile + i, last) * 16 * a.inputs + line * 1024;
+                    copy_bulk(to + tile * 2048, from, bytes, full + stage);
+                }
+            }
+            __syncwarp();
+            asm volatile("cp.async.wait_group %0;" ::"n"(RAW - 1) : "memory");
+            const u32 place = shared_place(to + STAGE_W) + (half * 4 + lane / 8) * CORES + (producer / 2 * 8 + lane % 8) * 16;
+#pragma unroll
+            for (int first = 0; first < PIECES; first += 4) {
+                uint4 v[4];
+#pragma unroll
+                for (int p = 0; p < 4; p++) v[p] = load_shared(now_place + (first + p) * 2048);
+#pragma unroll
+                for (int p = 0; p < 4; p++) store_matrices(place + (first + p) * 256, v[p]);
+            }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            __syncwarp();
+            if (lane == 0) barrier_arrive(full + stage);
+            fetch_rows(step + RAW);
+            now_place += STAGE_X;
+            if (now_place == raw + RAW * STAGE_X) now_place = raw;
+            line += SLICES;
+            if (line >= lines) line = ++slice;
+            if (++stage == STAGES) {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+    } else {  // multiply
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGS));
+        if (E != RESIDUAL && a.squares != nullptr) {
+#pragma unroll 1
+            for (u32 r = warp; r < ROWS; r += WGS * 16) {
+                float own[4];
+                row_scales(a, first_row + r, WGS * 4, own);
+#pragma unroll
+                for (u32 i = 0; i < 4; i++)
+                    if (lane == 0 && r + i * WGS * 4 < ROWS) scales[r + i * WGS * 4] = own[i];
+            }
+            asm volatile("bar.sync 1, %0;" ::"n"(WGS * WARPGROUP) : "memory");
+        }
+        float acc[ROWS / 2], total[ROWS / 2];
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; i++) acc[i] = 0.0f;
+        u32 stage = 0, parity = 0, slice = 0, line = 0;
+        for (u32 step = 0; step < lines; step++) {
+            barrier_wait(full + stage, parity);
+            const u8* w = staged + stage * STAGE + warp * 2048 + lane * 16;
+            u32 m[4][4];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                uint4 low = *(const uint4*)(w + half * 1024), high = *(const uint4*)(w + half * 1024 + 512);
+                if (half == 1 && line * 2 + 1 >= tiles) low = high = make_uint4(0, 0, 0, 0);
+                u32(&first)[4] = m[half * 2], (&second)[4] = m[half * 2 + 1];
+                first[0] = low.x, first[1] = high.x, first[2] = low.y, first[3] = high.y;
+                second[0] = low.z, second[1] = high.z, second[2] = low.w, second[3] = high.w;
+            }
+            // Descriptor: place, bytes from one core to the next along k and along the rows, all by 16.
+            const u32 cores = shared_place(staged + stage * STAGE + STAGE_W);
+            const u64 x = (u64)(cores / 16) | (u64)(CORES / 16) << 16 | (u64)(128 / 16) << 32;
+            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+            for (int k = 0; k < 4; k++) wgmma(acc, m[k], x + k * (2 * CORES / 16));
+            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+            if (lane == 0) barrier_arrive(empty + stage);
+            line += SLICES;
+            if (line >= lines) {
+                // The first slice is taken as it is: 0 + -0 would lose the sign.
+#pragma unroll
+                for (int i = 0; i < ROWS / 2; i++) {
+                    total[i] = slice == 0 ? acc[i] : total[i] + acc[i];
+                    acc[i] = 0.0f;
+                }
+                line = ++slice;
+            }
+            if (++stage == STAGES) {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+        const u32 tile = first_tile + warp;
+        if (tile > last) return;
+        float4 old[ROWS / 8];
+#pragma unroll
+        for (int n = 0; n < ROWS / 8; n++) old[n] = before<E>(a, tile, first_row + n * 8);
+#pragma unroll
+        for (int n = 0; n < ROWS / 8; n++) {
+            const float4 v = make_float4(total[n * 4], total[n * 4 + 1], total[n * 4 + 2], total[n * 4 + 3]);
+            finish<E>(a, v, old[n], tile, first_row + n * 8, a.squares ? scales + n * 8 : nullptr);
+        }
+    }
+}
+
+// Names: wgmma_[small_]<epilogue>_<slices>. Grid (rows by ROWS, tiles of outputs by 4 WGS), 128 (WGS + 1) threads,
+// shared memory of STAGES times (8192 WGS + 128 ROWS) and RAW times 128 ROWS bytes:
+//         outputs  rows  threads  shared  blocks a multiprocessor
+// large       192   128      512  212992  1
+// small       128    64      384  106496  2; faster where the large blocks are too few for the chip
+#define WGMMA(NAME, E, SLICES)                                                                            \
+    extern "C" __global__ void __launch_bounds__(512, 1) wgmma_##NAME##_##SLICES(LinearArgs a) {          \
+        linear_wgmma<3, 128, 4, 3, 56, 152, SLICES, E>(a);                                                \
+    }                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(384, 2) wgmma_small_##NAME##_##SLICES(LinearArgs a) {    \
+        linear_wgmma<2, 64, 3, 4, 48, 96, SLICES, E>(a);                                                  \
+    }
+WGMMA(store, STORE, 8)
+WGMMA(store, STORE, 16)
+WGMMA(residual, RESIDUAL, 8)
+WGMMA(residual, RESIDUAL, 16)
+WGMMA(gated, GATED, 8)
+WGMMA(gated, GATED, 16)
+#endif
