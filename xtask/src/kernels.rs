@@ -7,8 +7,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::{Workspace, python, step::step};
 
-/// The oldest architecture that is supported, and the one that is tuned for.
-const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90"];
+/// The oldest architecture that is supported, and the one that is tuned for, with and without the
+/// instructions that only it has.
+const ARCHITECTURES: [&str; 3] = ["80", "90", "90a"];
 
 /// Compile `kernels/cuda/*.cu` with warnings as errors.
 pub fn compile(workspace: &Workspace) -> Result<()> {
@@ -21,12 +22,14 @@ pub fn compile(workspace: &Workspace) -> Result<()> {
         for architecture in ARCHITECTURES {
             let mut command = Command::new(&nvcc);
             command
-                .args(["-std=c++17", "-O3", "-Werror", "all-warnings", "-cubin", "-arch", architecture, "-I"])
+                .args(["-std=c++17", "-O3", "-Werror", "all-warnings", "-cubin"])
+                .arg(format!("-gencode=arch=compute_{architecture},code=sm_{architecture}"))
+                .arg("-I")
                 .arg(&directory)
                 .arg(source)
                 .arg("-o")
-                .arg(out.join(format!("{name}.{architecture}.cubin")));
-            step(&format!("compiling {name}.cu for {architecture}"), &mut command)?;
+                .arg(out.join(format!("{name}.sm_{architecture}.cubin")));
+            step(&format!("compiling {name}.cu for sm_{architecture}"), &mut command)?;
         }
     }
     Ok(())

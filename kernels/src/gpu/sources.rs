@@ -5,8 +5,15 @@ macro_rules! sources {
 }
 
 /// Every program: (file name, text).
-pub const SOURCES: &[(&str, &str)] =
-    sources!["attention.cu", "layers.cu", "linear_rows.cu", "linear_tiled.cu", "nets.cu", "sampling.cu"];
+pub const SOURCES: &[(&str, &str)] = sources![
+    "attention.cu",
+    "layers.cu",
+    "linear_rows.cu",
+    "linear_tiled.cu",
+    "linear_wgmma.cu",
+    "nets.cu",
+    "sampling.cu"
+];
 
 /// What programs include: (file name, text).
 pub const HEADERS: &[(&str, &str)] = sources!["common.cuh", "heads.cuh", "linear.cuh"];

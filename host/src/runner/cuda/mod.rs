@@ -282,7 +282,7 @@ impl CudaRunner {
     /// Capture the steps of all buckets, the largest first.
     fn capture_all(&mut self) -> Result<(), GpuError> {
         for index in (0..BUCKETS.len()).rev() {
-            for single in [false, true] {
+            for single in [false, true].into_iter().take(1 + usize::from(self.kernels.prepares_in_attention())) {
                 self.graphs[index][usize::from(single)] = Some(self.capture(BUCKETS[index], single)?);
             }
         }
@@ -314,7 +314,8 @@ impl CudaRunner {
             self.stream.upload_async(self.buffers.upload, &self.upload, step.words * 4).map_err(text)?;
             if small {
                 let bucket = BUCKETS.iter().position(|bucket| rows <= *bucket).unwrap_or(BUCKETS.len() - 1);
-                let single = parts.iter().all(|part| part.end - part.start == 1);
+                let single =
+                    self.kernels.prepares_in_attention() && parts.iter().all(|part| part.end - part.start == 1);
                 if self.graphs[bucket][usize::from(single)].is_none() {
                     self.graphs[bucket][usize::from(single)] =
                         Some(self.capture(BUCKETS[bucket], single).map_err(text)?);

@@ -35,19 +35,21 @@ pub struct AttentionArgs {
 
 #[derive(Debug)]
 pub(super) struct Functions {
+    /// Empty without clusters.
     decode: Vec<Function>,
     split: Vec<Function>,
     whole: Vec<Function>,
 }
 
 impl Functions {
-    pub(super) fn new(find: Find<'_>) -> Result<Self, GpuError> {
+    pub(super) fn new(find: Find<'_>, clusters: bool) -> Result<Self, GpuError> {
         let all = |kind: &str| -> Result<Vec<Function>, GpuError> {
             ATTENTION_DIMS.iter().map(|dim| find(&format!("attention_{kind}_{dim}"))).collect()
         };
-        let (decode, split, whole) = (all("decode")?, all("split")?, all("whole")?);
+        let decode = if clusters { all("decode")? } else { Vec::new() };
+        let (split, whole) = (all("split")?, all("whole")?);
         for (function, dim) in whole.iter().zip(ATTENTION_DIMS) {
-            function.set_max_dynamic_shared(whole_shared(dim as u32))?;
+            function.set_max_dynamic_shared(whole_shared(dim as u32, clusters))?;
         }
         Ok(Self { decode, split, whole })
     }
@@ -58,8 +60,8 @@ fn split_shared(dim: u32) -> u32 {
     256 * dim
 }
 
-fn whole_shared(dim: u32) -> u32 {
-    832 * dim + 512
+fn whole_shared(dim: u32, clusters: bool) -> u32 {
+    (if clusters { 832 } else { 320 }) * dim + 512
 }
 
 impl Kernels {
@@ -77,6 +79,11 @@ impl Kernels {
         let how = self.split(dim, items, args.kv_heads);
         // SAFETY: the caller's.
         unsafe { launch(&self.attention.split[index(dim)], &how, stream, Args::new().value(&args)) }
+    }
+
+    /// Whether [`Self::attention_decode`] exists on this device.
+    pub fn prepares_in_attention(&self) -> bool {
+        !self.attention.decode.is_empty()
     }
 
     /// [`Self::attention_split`] where every item is one row whose sequence has no other in the step; it does
@@ -120,7 +127,7 @@ impl Kernels {
         items: u32,
         args: AttentionArgs,
     ) -> Result<(), GpuError> {
-        let shared = whole_shared(dim as u32);
+        let shared = whole_shared(dim as u32, self.clusters);
         let grid = [items, args.kv_heads, 1];
         let how = Launch { grid, block: BLOCK, cluster: 1, shared, overlap: self.clusters };
         // SAFETY: the caller's.

@@ -1,4 +1,4 @@
-//! `linear_rows.cu` and `linear_tiled.cu`.
+//! `linear_rows.cu`, and for many rows `linear_wgmma.cu` or `linear_tiled.cu`.
 
 use super::{Find, Kernels};
 use crate::gpu::{Args, DevicePtr, Function, GpuError, Launch, Stream, launch};
@@ -8,9 +8,8 @@ pub const TILE: usize = 16;
 /// Most rows for which weights are streamed past the rows; more are computed in tiles.
 pub const MAX_STREAMED_ROWS: u32 = 64;
 
-const TILED_ROWS: u32 = 128;
-const TILED_TILES: u32 = 8;
-const TILED_SHARED: u32 = 5 * 32 * 1024;
+/// Blocks of `linear_tiled`.
+const TILED: Block = Block { tiles: 8, rows: 128, threads: 256, shared: 5 * 32 * 1024 };
 
 /// Numbers of packed weights `[outputs, inputs]`.
 pub fn packed_numbers(outputs: usize, inputs: usize) -> usize {
@@ -20,7 +19,10 @@ pub fn packed_numbers(outputs: usize, inputs: usize) -> usize {
 /// Slices into which the inputs of a weight are dealt, by its tiles of outputs. It must not depend on
 /// anything but the shape: the order of sums follows from it.
 pub fn slices(tiles: u32, inputs: u32) -> u32 {
-    if tiles <= 256 && inputs >= 2048 { 16 } else { 8 }
+    // Few tiles fill the chip better as few large blocks than as many small ones (an H200's 132
+    // multiprocessors hold 2 of 16 warps or 3 of 8), measured with the shapes of Qwen3.
+    let (large, small) = (tiles.div_ceil(264), tiles.div_ceil(396));
+    if inputs >= 1024 && tiles < 1024 && 2 * large <= 3 * small { 16 } else { 8 }
 }
 
 /// What becomes of a sum.
@@ -85,12 +87,26 @@ pub(super) struct Functions {
     rows: [[[Function; 2]; 4]; 3],
     /// By epilogue and slices.
     tiled: [[Function; 2]; 3],
+    /// By size of blocks, epilogue and slices; `None` on chips without these instructions.
+    wgmma: Option<[[[Function; 2]; 3]; 2]>,
 }
+
+/// Blocks of `linear_wgmma`: tiles of outputs, rows, threads, bytes of shared memory.
+struct Block {
+    tiles: u32,
+    rows: u32,
+    threads: u32,
+    shared: u32,
+}
+const WGMMA: [(&str, Block); 2] = [
+    ("", Block { tiles: 12, rows: 128, threads: 512, shared: 212_992 }),
+    ("small_", Block { tiles: 8, rows: 64, threads: 384, shared: 106_496 }),
+];
 
 const NAMES: [&str; 3] = ["store", "residual", "gated"];
 
 /// Tiles of outputs a block of `linear_rows`, by tiles of 8 rows and by slices.
-const BLOCK_TILES: [[u32; 2]; 4] = [[1, 1], [1, 1], [2, 1], [2, 1]];
+const BLOCK_TILES: [[u32; 2]; 4] = [[1, 1], [1, 1], [2, 1], [4, 2]];
 
 fn array<T, const N: usize>(make: impl FnMut(usize) -> Result<T, GpuError>) -> Result<[T; N], GpuError> {
     let made: Vec<T> = (0..N).map(make).collect::<Result<_, _>>()?;
@@ -98,7 +114,7 @@ fn array<T, const N: usize>(make: impl FnMut(usize) -> Result<T, GpuError>) -> R
 }
 
 impl Functions {
-    pub(super) fn new(find: Find<'_>) -> Result<Self, GpuError> {
+    pub(super) fn new(find: Find<'_>, hopper: bool) -> Result<Self, GpuError> {
         let rows = array(|e| {
             array(|n| {
                 array(|s| {
@@ -111,11 +127,24 @@ impl Functions {
         let tiled = array(|e| {
             array(|s| {
                 let function = find(&format!("tiled_{}_{}", NAMES[e], 8 << s))?;
-                function.set_max_dynamic_shared(TILED_SHARED)?;
+                function.set_max_dynamic_shared(TILED.shared)?;
                 Ok(function)
             })
         })?;
-        Ok(Self { rows, tiled })
+        let wgmma = || {
+            array(|size| {
+                array(|e| {
+                    array(|s| {
+                        let (name, block) = &WGMMA[size];
+                        let function = find(&format!("wgmma_{name}{}_{}", NAMES[e], 8 << s))?;
+                        function.set_max_dynamic_shared(block.shared)?;
+                        Ok(function)
+                    })
+                })
+            })
+        };
+        let wgmma = if hopper { Some(wgmma()?) } else { None };
+        Ok(Self { rows, tiled, wgmma })
     }
 }
 
@@ -135,12 +164,19 @@ impl Kernels {
         let slices = usize::from(slices(tiles, args.inputs) == 16);
         let functions = &self.linear;
         if args.rows > MAX_STREAMED_ROWS {
-            let grid = [args.rows.div_ceil(TILED_ROWS), tiles.div_ceil(TILED_TILES), 1];
-            let how = Launch { grid, block: 256, cluster: 1, shared: TILED_SHARED, overlap: self.clusters };
-            // SAFETY: the caller's.
-            return unsafe {
-                launch(&functions.tiled[epilogue as usize][slices], &how, stream, Args::new().value(&args))
+            let (function, block) = match &functions.wgmma {
+                Some(wgmma) => {
+                    let blocks = |block: &Block| args.rows.div_ceil(block.rows) * tiles.div_ceil(block.tiles);
+                    // Large blocks must nearly fill the chip.
+                    let size = usize::from(blocks(&WGMMA[0].1) * 4 < self.multiprocessors * 3);
+                    (&wgmma[size][epilogue as usize][slices], &WGMMA[size].1)
+                }
+                None => (&functions.tiled[epilogue as usize][slices], &TILED),
             };
+            let grid = [args.rows.div_ceil(block.rows), tiles.div_ceil(block.tiles), 1];
+            let how = Launch { grid, block: block.threads, cluster: 1, shared: block.shared, overlap: self.clusters };
+            // SAFETY: the caller's.
+            return unsafe { launch(function, &how, stream, Args::new().value(&args)) };
         }
         let row_tiles = (args.rows / 8).ilog2() as usize;
         let grid = [tiles.div_ceil(BLOCK_TILES[row_tiles][slices]), 1, 1];

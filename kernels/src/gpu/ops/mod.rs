@@ -27,6 +27,7 @@ pub const HEADER_WORDS: usize = 16;
 pub struct Kernels {
     /// Blocks can see each other's shared memory (capability 9.0 on).
     clusters: bool,
+    multiprocessors: u32,
     attention: attention::Functions,
     layers: layers::Functions,
     linear: linear::Functions,
@@ -37,8 +38,12 @@ pub struct Kernels {
 impl Kernels {
     /// Compile for `device`, or take machine code from directory `cache`.
     pub fn load(device: &Device, cache: Option<&Path>) -> Result<Self, GpuError> {
+        let hopper = device.capability() == (9, 0);
+        let clusters = device.capability().0 >= 9;
         let compile = |&(name, source): &(&'static str, &'static str)| {
-            let program = Program { name, source, headers: HEADERS, defines: &[], arch_suffix: "" };
+            // Instructions of this chip alone.
+            let arch_suffix = if name == "linear_wgmma.cu" && hopper { "a" } else { "" };
+            let program = Program { name, source, headers: HEADERS, defines: &[], arch_suffix };
             Module::compile(device, &program, cache)
         };
         let modules = std::thread::scope(|scope| {
@@ -61,10 +66,11 @@ impl Kernels {
             last
         };
         Ok(Self {
-            clusters: device.capability().0 >= 9,
-            attention: attention::Functions::new(&function)?,
+            clusters,
+            multiprocessors: device.multiprocessors(),
+            attention: attention::Functions::new(&function, clusters)?,
             layers: layers::Functions::new(&function)?,
-            linear: linear::Functions::new(&function)?,
+            linear: linear::Functions::new(&function, hopper)?,
             nets: nets::Functions::new(&function)?,
             sampling: sampling::Functions::new(&function)?,
         })
