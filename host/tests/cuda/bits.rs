@@ -139,6 +139,7 @@ fn assert_company(name: &str, mut runner: Poisoned) {
     let ids = draws.tokens(150, vocabulary);
     let mut sequence = Sequence::new(&ids, OWN_PAGES * PAGE_TOKENS, 0, 1);
     sequence.sampling = sampling(17);
+    sequence.prompt_len = 1;
     // Whether others fill up to a small step or make a long one of it.
     for (end, rows, most) in [
         (1, 1, 1),
@@ -157,8 +158,7 @@ fn assert_company(name: &str, mut runner: Poisoned) {
         if end > rows {
             seen(&mut runner, &before, end, &[31]);
         }
-        let mut target = sequence.clone();
-        target.done = end - rows;
+        let target = Sequence { done: end - rows, ..sequence.clone() };
         let sampled = rows.min(20);
         let alone = observe(&mut runner, vec![target.rows(end, sampled)]);
         for _ in 0..3 {

@@ -4,8 +4,13 @@
 
 TOKENROUTER is the program. Every model is saved in bf16 and answers prompts of several lengths greedily, by the program
 in bf16 and in f32. transformers then reads prompt and answer in one piece. Compared are the log-probability of each
-token and the signals of its row, as norm of the difference over norm: at most 2e-2 in bf16, 1e-4 in f32. In f32 every
-token must be transformers' own first choice (or within TIE of it). Prints a table, and exits with 1 when a bound does not hold.
+token and the signals of its row, as norm of the difference over norm: at most 1e-4 in f32. There every token must be
+transformers' own first choice, or within TIE of it.
+
+In bf16, where transformers' own logits are 2e-2 to 3e-2 from its f32 for such models, the program is at most 2e-2, or
+SLACK times as far as transformers' bf16, from that f32. The table shows all three distances.
+
+Prints a table, and exits with 1 when a bound does not hold.
 """
 
 import json
@@ -26,7 +31,7 @@ DEVICE = "cuda"
 TOKENIZER = pathlib.Path(__file__).resolve().parents[3] / "models" / "demo" / "small"
 VOCABULARY, ENDS = 2048, (2045, 2047)
 PROMPTS, ANSWER = (1, 60, 700), 24  # 700: the prompt's own kernels, and chunks
-TIE = 1e-5
+TIE, SLACK = 1e-5, 1.5
 BOUNDS = {"bf16": 2e-2, "f32": 1e-4}
 TYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 SIGNALS = ("entropy", "entropy_norm", "top1_prob", "margin", "logsumexp", "candidate_prob")
@@ -127,19 +132,24 @@ def expected(logits, tokens):
             "candidate_prob": chosen.exp()}
 
 
-def errors(entries, want):
+def values_of(entries):
+    """What the program gave, as `expected` does."""
+    value = lambda entry, name: entry["logprob"] if name == "logprob" else entry["signals"][name]
+    return {name: torch.tensor([value(entry, name) for entry in entries], dtype=torch.float64, device=DEVICE)
+            for name in ("logprob",) + SIGNALS}
+
+
+def errors(got, want):
     """Relative errors by name. Those of a margin are relative to the probability that it is taken from; logarithms near
     zero count as one nat."""
     result = {}
     for name, values in want.items():
-        got = [entry["logprob"] if name == "logprob" else entry["signals"][name] for entry in entries]
-        got = torch.tensor(got, dtype=torch.float64, device=DEVICE)
-        if not torch.isfinite(got).all():
+        if not torch.isfinite(got[name]).all():
             result[name] = math.inf
             continue
         scale = want["top1_prob"] if name == "margin" else values
-        least = math.sqrt(len(got)) if name in ("logprob", "entropy", "logsumexp") else 0.0
-        result[name] = ((got - values).norm() / max(scale.norm().item(), least)).item()
+        least = math.sqrt(len(values)) if name in ("logprob", "entropy", "logsumexp") else 0.0
+        result[name] = ((got[name] - values).norm() / max(scale.norm().item(), least)).item()
     return result
 
 
@@ -154,39 +164,44 @@ def main():
     print(f"seed {seed}, torch {torch.__version__}, transformers {transformers.__version__}, "
           f"{torch.cuda.get_device_name()}", flush=True)
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     columns = ("logprob",) + SIGNALS
-    print(f"{'model':<18}{'type':<6}{'prompt':>7}{'against':>10}  " + "".join(f"{c:>15}" for c in columns) + "  tokens")
-    failures = []
+    print(f"{'model':<18}{'type':<6}{'prompt':>7}{'against':>9}  " + "".join(f"{c:>15}" for c in columns) + "  tokens")
+    failures = 0
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)
         config = configuration(directory)
-        for name, (_, model_class, *_) in MODELS.items():
-            build(name, directory / name)
-            models = {dtype: load(model_class, directory / name, dtype) for dtype in BOUNDS}
+        for model, (_, model_class, *_) in MODELS.items():
+            build(model, directory / model)
+            models = {dtype: load(model_class, directory / model, dtype) for dtype in BOUNDS}
             for length in PROMPTS:
                 prompt = torch.randint(0, VOCABULARY - 3, (length,)).tolist()
                 for dtype, bound in BOUNDS.items():
-                    entries = ask(program, config, f"{name}-{dtype}", prompt)
+                    entries = ask(program, config, f"{model}-{dtype}", prompt)
                     tokens = [entry["id"] for entry in entries]
-                    # In bf16 transformers' own f32 is shown too: both round, each elsewhere.
-                    for against in dict.fromkeys((dtype, "f32")):
-                        logits = logits_of(models[against], prompt, tokens)
-                        found = errors(entries, expected(logits, tokens))
-                        chosen = logits.gather(-1, torch.tensor(tokens, device=DEVICE)[:, None])[:, 0]
-                        best = logits.max(-1).values
-                        same = int((chosen >= best - TIE).sum())
-                        line = (f"{name:<18}{dtype:<6}{length:>7}{against:>10}  "
-                                + "".join(f"{found[c]:>15.2e}" for c in columns) + f"  {same}/{len(tokens)}")
-                        held = against != dtype or max(found.values()) <= bound
-                        if dtype == "f32":
-                            held &= same == len(tokens)
-                        print(line + ("" if held else "  FAILED"), flush=True)
-                        if not held:
-                            failures.append(line)
+                    logits = {against: logits_of(models[against], prompt, tokens) for against in BOUNDS}
+                    wanted = {against: expected(logits[against], tokens) for against in BOUNDS}
+                    best = logits["f32"].max(-1).values
+                    chosen = logits["f32"].gather(-1, torch.tensor(tokens, device=DEVICE)[:, None])[:, 0]
+                    same = int((chosen >= best - TIE).sum())
+                    found = {against: errors(values_of(entries), wanted[against]) for against in BOUNDS}
+                    if dtype == "f32":
+                        shown = {"f32": found["f32"]}
+                        held = max(found["f32"].values()) <= bound and same == len(tokens)
+                    else:
+                        own = errors(wanted["bf16"], wanted["f32"])
+                        shown = {**found, "own": own}
+                        held = all(error <= max(bound, SLACK * own[name]) for name, error in found["f32"].items())
+                    for against, error in shown.items():
+                        print(f"{model:<18}{dtype:<6}{length:>7}{against:>9}  "
+                              + "".join(f"{error[c]:>15.2e}" for c in columns) + f"  {same}/{len(tokens)}", flush=True)
+                    if not held:
+                        failures += 1
+                        print(f"{model}, {dtype}, a prompt of {length}: FAILED", flush=True)
             del models
             torch.cuda.empty_cache()
-    print(f"{len(failures)} failed")
-    sys.exit(bool(failures))
+    print(f"{failures} failed")
+    sys.exit(failures > 0)
 
 
 if __name__ == "__main__":
