@@ -200,7 +200,7 @@ fn draws_are_the_hosts() {
         for (index, case) in cases(&[0; 8]).iter().enumerate() {
             let draws = SEEDS as usize * CONTEXTS;
             assert!(differ[index] * 100 <= draws, "{model}, {}: {} of {draws} differ", case.name, differ[index]);
-            let fixed = case.params.temperature == 0.0 || case.params.top_k == 1;
+            let fixed = case.params.temperature < 1.0 || case.params.top_k == 1;
             assert!(fixed || drawn[index].len() > CONTEXTS, "{model}, {}: only {:?}", case.name, drawn[index]);
         }
     }
