@@ -1,5 +1,6 @@
 //! The demo family, loaded the way the server loads it.
 
+use std::env::VarError;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,22 +8,31 @@ use std::time::Duration;
 use tokenrouter::engine::{Engine, ModelSetup, OnError, RouteSetup};
 use tokenrouter::policy::{PolicyFactory, native};
 use tokenrouter::request::{Committed, Event, FinishReason, ModelId, NewRequest};
-use tokenrouter::runner::cpu::{CpuRunner, LoadOptions};
+use tokenrouter::runner::Runner;
+use tokenrouter::runner::cpu::{self, CpuRunner};
+use tokenrouter::runner::cuda::{self, CudaRunner, Dtype, Source};
+use tokenrouter::runner::model_config::ModelConfig;
 use tokenrouter::subserver::observe::Observer;
 use tokenrouter::text::ModelText;
 
 pub const MODELS: [&str; 4] = ["small", "medium", "large", "small-collm"];
 
-/// The repository.
+/// The repository; a test that runs on another machine than it was built on is told where it lies.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests lie in the repository").to_path_buf()
+    match std::env::var_os("TOKENROUTER_TEST_ROOT") {
+        Some(root) => root.into(),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests lie in the repository").into(),
+    }
 }
 
-/// A plugin built beside the test's executable.
+/// A plugin built beside the test's executable, or in `TOKENROUTER_TEST_PLUGINS`.
 pub fn plugin(name: &str) -> Arc<dyn PolicyFactory> {
-    let path = std::env::current_exe().expect("a test has an executable");
-    let directory = path.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST");
-    let found = native::find(name, &[directory.to_path_buf()]).expect("built by `cargo xtask test`");
+    let built = || {
+        let path = std::env::current_exe().expect("a test has an executable");
+        path.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST").to_path_buf()
+    };
+    let directory = std::env::var_os("TOKENROUTER_TEST_PLUGINS").map_or_else(built, PathBuf::from);
+    let found = native::find(name, &[directory]).expect("built by `cargo xtask test`");
     Arc::new(native::NativePlugin::load(&found, None).expect("our own plugin loads"))
 }
 
@@ -68,6 +78,33 @@ pub fn pair(name: &str, plugin: &'static str, settings: serde_json::Value) -> Ro
     Route { name: name.into(), plugin, settings, models }
 }
 
+/// A model on the CPU or, with `TOKENROUTER_TEST_DEVICE=cuda`, in f32 on the first CUDA device.
+fn runner(name: &str, directory: &Path, model: ModelId, setup: &Setup) -> Box<dyn Runner> {
+    let (name, pages) = (name.to_owned(), setup.pages);
+    match std::env::var("TOKENROUTER_TEST_DEVICE").as_deref() {
+        Err(VarError::NotPresent) | Ok("cpu") => {
+            let options = cpu::LoadOptions { name, model, pages, context: None, progress: None };
+            Box::new(CpuRunner::load(directory, options).expect("a demo model loads"))
+        }
+        Ok("cuda") => {
+            let options = cuda::LoadOptions {
+                name,
+                model,
+                ordinal: 0,
+                dtype: Dtype::F32,
+                pages,
+                max_rows: setup.max_rows as u32,
+                prefill_chunk: setup.prefill_chunk as u32,
+                high_priority: false,
+                progress: None,
+            };
+            let config = ModelConfig::load(directory, None).expect("a demo model's configuration");
+            CudaRunner::load(config, Source::Directory(directory), options).expect("a demo model loads")
+        }
+        other => panic!("TOKENROUTER_TEST_DEVICE is {other:?}; give \"cpu\" or \"cuda\""),
+    }
+}
+
 /// An engine over the demo models with `routes`.
 pub fn engine(setup: &Setup, routes: &[Route]) -> Engine {
     observed(setup, routes, None)
@@ -78,10 +115,9 @@ pub fn observed(setup: &Setup, routes: &[Route], observer: Option<Arc<dyn Observ
     let models = MODELS.iter().enumerate().map(|(index, name)| {
         let directory = root().join("models/demo").join(name);
         let model = ModelId(index as u32);
-        let options = LoadOptions { name: (*name).into(), model, pages: setup.pages, context: None, progress: None };
         ModelSetup {
             masked: Vec::new(),
-            runner: Box::new(CpuRunner::load(&directory, options).expect("a demo model loads")),
+            runner: runner(name, &directory, model, setup),
             text: Arc::new(ModelText::load(&directory).expect("its tokenizer loads").tokenizer),
             min_batch: setup.min_batch.clone(),
             max_wait: Duration::from_millis(50),

@@ -8,8 +8,7 @@ use tempfile::TempDir;
 use tokenrouter::runner::Runner;
 use tokenrouter::runner::cpu::{CpuRunner, LoadOptions};
 
-use crate::support::options;
-use crate::tiny;
+use crate::support::{options, tiny};
 
 struct Model(TempDir);
 

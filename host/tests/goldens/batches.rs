@@ -3,8 +3,7 @@
 use tokenrouter::request::SamplingParams;
 use tokenrouter::runner::{RowBatch, Rows, Runner, SignalRequest};
 
-use crate::support::load;
-use crate::tiny;
+use crate::support::{load, tiny};
 
 #[test]
 fn inconsistent_batches() {

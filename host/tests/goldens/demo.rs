@@ -5,64 +5,12 @@ use tokenrouter::request::TokenId;
 use tokenrouter::runner::SignalRequest;
 use tokenrouter_plugin_api::SignalSet;
 
-use crate::support::{Sequence, demo, fixtures, forward, load};
+use crate::support::{DEFER, Sequence, assert_greedy, demo, fixtures, forward, load};
 
-/// The token of `small-collm` that is a signal, not a word.
-const DEFER: TokenId = 2048;
 const PAGES: u32 = 64;
 
-#[derive(Deserialize)]
-struct ModelGolden {
-    prompts: Vec<Prompt>,
-}
-
-#[derive(Deserialize)]
-struct Prompt {
-    prompt_ids: Vec<TokenId>,
-    steps: Vec<Step>,
-}
-
-#[derive(Deserialize)]
-struct Step {
-    token: TokenId,
-    top5: Vec<(TokenId, f32)>,
-    defer_logit: Option<f32>,
-}
-
-/// All prompts of a model in one batch.
 fn greedy(name: &str) {
-    let text = std::fs::read_to_string(fixtures().join(format!("models/{name}.json"))).unwrap();
-    let golden: ModelGolden = serde_json::from_str(&text).unwrap();
-    let mut runner = load(&demo(name), PAGES);
-    let collm = name == "small-collm";
-    let signals =
-        SignalRequest { top_k: 5, token_logits: if collm { vec![DEFER] } else { vec![] }, ..SignalRequest::default() };
-    let mut sequences: Vec<Sequence> = Vec::new();
-    for (prompt, first) in golden.prompts.iter().zip(0..) {
-        let mut sequence = Sequence::new(&prompt.prompt_ids, 256, first, 4);
-        sequence.masked = if collm { vec![DEFER] } else { vec![] };
-        sequences.push(sequence);
-    }
-    for step in 0..32 {
-        let rows = sequences.iter().map(|s| s.rows(s.tokens.len(), 1)).collect();
-        let out = forward(&mut runner, rows, &signals);
-        for (i, sequence) in sequences.iter_mut().enumerate() {
-            let want = &golden.prompts[i].steps[step];
-            assert_eq!(out.samples[i].token, want.token, "{name}, prompt {i}, step {step}");
-            let ids: Vec<TokenId> = want.top5.iter().map(|(id, _)| *id).collect();
-            assert_eq!(out.signals.topk_ids[i * 5..][..5], ids, "{name}, prompt {i}, step {step}");
-            let mut pairs: Vec<(f32, f32)> =
-                want.top5.iter().zip(&out.signals.topk_values[i * 5..]).map(|((_, w), g)| (*w, *g)).collect();
-            if let Some(defer) = want.defer_logit {
-                pairs.push((defer, out.signals.token_logits[i]));
-            }
-            for (want, got) in pairs {
-                assert!((want - got).abs() < 1e-3, "{name}, prompt {i}, step {step}: {got}, not {want}");
-            }
-            sequence.done = sequence.tokens.len();
-            sequence.tokens.push(want.token);
-        }
-    }
+    assert_greedy(&mut load(&demo(name), PAGES), name);
 }
 
 #[test]

@@ -1,53 +1,14 @@
 //! Random models of every architecture: prefill, single steps and ragged batches.
 
-use std::path::PathBuf;
-
 use proptest::prelude::*;
 use tokenrouter::request::TokenId;
 use tokenrouter::runner::Runner;
 use tokenrouter::runner::cpu::CpuRunner;
 
-use crate::support::{Sequence, all_logits, fixtures, forward, load, logits};
+use crate::support::tiny::{ARCHITECTURES, LENGTHS, assert_close, dir, goldens};
+use crate::support::{Sequence, all_logits, forward, load, logits};
 
-const ARCHITECTURES: [&str; 6] = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "qwen3-head-dim"];
-const LENGTHS: [usize; 3] = [1, 17, 70];
 const PAGES: u32 = 64;
-
-pub fn dir(architecture: &str) -> PathBuf {
-    fixtures().join("tiny").join(architecture)
-}
-
-/// A sequence and the logits at each of its positions.
-struct Golden {
-    ids: Vec<TokenId>,
-    logits: Vec<Vec<f32>>,
-}
-
-fn goldens(architecture: &str) -> Vec<Golden> {
-    let bytes = std::fs::read(dir(architecture).join("golden.safetensors")).unwrap();
-    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    LENGTHS
-        .iter()
-        .map(|length| {
-            let ids = file.tensor(&format!("ids_{length}")).unwrap();
-            let logits = file.tensor(&format!("logits_{length}")).unwrap();
-            let values: Vec<f32> =
-                logits.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-            Golden {
-                ids: ids.data().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as TokenId).collect(),
-                logits: values.chunks(logits.shape()[1]).map(<[f32]>::to_vec).collect(),
-            }
-        })
-        .collect()
-}
-
-fn assert_close(architecture: &str, got: &[Vec<f32>], want: &[Vec<f32>]) {
-    assert_eq!(got.len(), want.len());
-    let all = || want.iter().flatten().copied();
-    let range = all().fold(f32::MIN, f32::max) - all().fold(f32::MAX, f32::min);
-    let worst = got.iter().flatten().zip(all()).map(|(g, w)| (g - w).abs()).fold(0.0, f32::max);
-    assert!(worst <= 1e-4 * range, "{architecture}, {} rows: off by {worst} of {range}", want.len());
-}
 
 /// Logits of all rows, computed in steps of the given sizes; the last step is cut to fit.
 fn in_steps(runner: &mut CpuRunner, ids: &[TokenId], steps: &[usize]) -> Vec<Vec<f32>> {
