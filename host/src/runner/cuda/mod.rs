@@ -8,6 +8,7 @@
 
 mod forward;
 mod load;
+pub(crate) mod measure;
 mod memory;
 mod nets;
 mod step;
@@ -318,10 +319,7 @@ impl CudaRunner {
                     graph.launch(&self.stream).map_err(text)?;
                 }
             } else {
-                let slots = step.slots.len();
-                let slots = BUCKETS.into_iter().find(|bucket| slots <= *bucket).filter(|_| slots > 0).unwrap_or(0);
-                let size = Size { rows: rows as u32, slots: slots as u32, items: step.items as u32 };
-                self.parts(layout).enqueue(size).map_err(text)?;
+                self.parts(layout).enqueue(Size::of_prompt(&step)).map_err(text)?;
             }
         }
         let on_host = step.slots.iter().any(|slot| slot.on_host);
