@@ -16,6 +16,8 @@ use crate::runner::model_config::shapes::{self, Shape};
 
 /// Shapes where none is named.
 const USUAL_SHAPES: [&str; 3] = ["qwen3-0.6b", "qwen3-8b", "qwen3-32b"];
+/// Rows of `--steps` where none are given.
+const STEP_ROWS: [u32; 6] = [1, 2, 4, 8, 16, 32];
 
 pub(super) fn run(arguments: &Bench) -> Result<(), Failure> {
     let ordinal = arguments.device;
@@ -65,6 +67,10 @@ fn check(arguments: &Bench) -> Result<(), String> {
             "--rows: a step has at most {MAX_STEP_ROWS} rows, not {rows}; measure a prompt with --prefill"
         ));
     }
+    let rows = or(&arguments.rows, &STEP_ROWS);
+    if let Some(each) = arguments.extend.filter(|each| !rows.iter().any(|rows| rows.is_multiple_of(*each))) {
+        return Err(format!("--extend: no number of --rows is a multiple of {each}; add {each} to --rows"));
+    }
     if arguments.prefill.is_some() && Dtype::from(arguments.dtype) != Dtype::Bf16 {
         return Err("--prefill: the parts of a prompt are measured in bf16 only; leave --dtype out".into());
     }
@@ -102,7 +108,7 @@ fn measure_steps(
         ordinal: arguments.device,
         dtype: arguments.dtype.into(),
         contexts: or(&arguments.context_len, &[1024]),
-        rows: or(&arguments.rows, &[1, 2, 4, 8, 16, 32]),
+        rows: or(&arguments.rows, &STEP_ROWS),
         extend: arguments.extend,
         prefill: arguments.prefill,
     };
@@ -134,6 +140,9 @@ mod tests {
         assert_eq!(checked(&["--kernels", "--rows", "2048"]), Ok(()));
         let error = checked(&["--steps", "--rows", "1,65"]).unwrap_err();
         assert_eq!(error, "--rows: a step has at most 64 rows, not 65; measure a prompt with --prefill");
+        assert_eq!(checked(&["--steps", "--extend", "4"]), Ok(()));
+        let error = checked(&["--steps", "--rows", "1,6", "--extend", "4"]).unwrap_err();
+        assert_eq!(error, "--extend: no number of --rows is a multiple of 4; add 4 to --rows");
         assert!(checked(&["--steps", "--dtype", "f32", "--prefill", "9"]).unwrap_err().contains("bf16 only"));
     }
 }
