@@ -1,6 +1,8 @@
 //! `tokenrouter bench`
 
 mod args;
+mod device;
+mod device_report;
 mod report;
 
 use std::io::{self, IsTerminal};
@@ -16,18 +18,14 @@ use super::output::{Failure, write_stdout};
 use super::progress::Progress;
 use super::select;
 use crate::bench::load::{Load, LoadError};
-use crate::bench::steps::Steps;
 use crate::bench::summary::Summary;
 use crate::bench::timed::{Step, StepLog, Timed};
-use crate::bench::{kernels, steps, timeline};
+use crate::bench::timeline;
 use crate::config::{self, Config};
 use crate::engine::{Engine, RouteInfo};
 use crate::request::RouteId;
-use crate::runner::model_config::shapes;
-use crate::runner::{Runner, cuda};
+use crate::runner::Runner;
 
-/// Shapes of `--steps` that names none.
-const USUAL_SHAPES: [&str; 3] = ["qwen3-0.6b", "qwen3-8b", "qwen3-32b"];
 /// Tokens of the request that warms up.
 const WARM_UP: u32 = 16;
 
@@ -35,7 +33,7 @@ pub fn run(arguments: &Bench) -> Result<(), Failure> {
     check_places(arguments)?;
     let (Some(file), Some(route), Some(output_len)) = (&arguments.config, &arguments.route, arguments.output_len)
     else {
-        return device(arguments);
+        return device::run(arguments);
     };
     let config = Config::load(file, &config::environment()).map_err(Failure::input)?;
     select::known(&config, route)?;
@@ -49,27 +47,6 @@ pub fn run(arguments: &Bench) -> Result<(), Failure> {
     let bench = Running { arguments, prepared: &prepared, engine: &engine, id, logs, output_len };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::work)?;
     runtime.block_on(bench.measure())
-}
-
-/// `--kernels` and `--steps`.
-fn device(arguments: &Bench) -> Result<(), Failure> {
-    let ordinal = arguments.device;
-    cuda::device(ordinal).map_err(|e| Failure::input(format!("--device cuda:{ordinal}: {e}")))?;
-    let mut stdout = io::stdout().lock();
-    if arguments.kernels {
-        return kernels::kernels(ordinal, &mut stdout).map_err(Failure::work);
-    }
-    let usual = || USUAL_SHAPES.iter().filter_map(|name| shapes::find(name)).collect();
-    let shapes = if arguments.shapes.is_empty() { usual() } else { arguments.shapes.clone() };
-    let what = Steps {
-        ordinal,
-        shapes: &shapes,
-        dtype: arguments.dtype.into(),
-        context_len: arguments.context_len,
-        rows: &arguments.rows,
-        json: arguments.json.as_deref(),
-    };
-    steps::steps(&what, &mut stdout).map_err(Failure::work)
 }
 
 /// A file that cannot be written shows before minutes of work, as far as it can.

@@ -5,8 +5,9 @@ use tokenrouter_kernels::gpu::ops::{
 };
 use tokenrouter_kernels::gpu::{DevicePtr, GpuError, Stream};
 
-use super::Dtype;
 use super::memory::{Buffers, Layer, Linear, Tensors, UploadLayout, kv_layer_bytes, pitch, qkv_width, results};
+use super::step::Step;
+use super::{BUCKETS, Dtype};
 use crate::runner::model_config::ModelConfig;
 
 /// How much a step computes.
@@ -19,6 +20,37 @@ pub(super) struct Size {
     pub(super) items: u32,
     /// Every row is of a sequence of its own.
     pub(super) single: bool,
+}
+
+impl Size {
+    /// Of a step that is longer than any graph.
+    pub(super) fn of_prompt(step: &Step) -> Self {
+        let slots = step.slots.len();
+        let slots = BUCKETS.into_iter().find(|bucket| slots <= *bucket).filter(|_| slots > 0).unwrap_or(0);
+        Self { rows: step.rows as u32, slots: slots as u32, items: step.items as u32, single: false }
+    }
+}
+
+/// The kernels of a step in bf16, in order. Those from `Qkv` to `Down` run once a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    Embed,
+    Qkv,
+    /// Norms of heads, rotary positions, keys and values to their pages.
+    Prepare,
+    Attention,
+    Output,
+    Gated,
+    Down,
+    FinalRows,
+    Head,
+    Sample,
+}
+
+impl Kernel {
+    /// Those of a layer.
+    pub(crate) const LAYER: [Self; 6] =
+        [Self::Qkv, Self::Prepare, Self::Attention, Self::Output, Self::Gated, Self::Down];
 }
 
 /// What a step reads and writes.
@@ -62,75 +94,122 @@ impl Forward<'_> {
     /// # Safety
     /// All addresses are of live memory, laid out by `memory`; the upload is of this size.
     pub(super) unsafe fn enqueue(&self, size: Size) -> Result<(), GpuError> {
-        let (k, b, config) = (self.kernels, self.buffers, self.config);
-        let first_norm = self.tensors.layers.first().map_or(NONE, |layer| layer.attention_norm);
-        let for_norm = if self.bf16() { [first_norm, b.normed, b.squares] } else { [NONE; 3] };
-        let hidden = config.hidden as u32;
-        let at = self.rows();
+        let config = self.config;
         // SAFETY: the caller's.
         unsafe {
-            k.embed(self.stream, self.bf16(), self.tensors.embedding, &at, size.rows, hidden, b.x, for_norm)?;
+            self.embed(size)?;
             for index in 0..self.tensors.layers.len() {
-                self.layer(index, size)?;
+                if self.bf16() {
+                    for kernel in Kernel::LAYER {
+                        self.kernel(kernel, index, size)?;
+                    }
+                } else {
+                    self.in_f32(index, size.rows)?;
+                }
             }
             if let Some(pages) = self.hidden_pages {
                 let norm = (self.tensors.norm, config.norm_eps);
-                k.store_hidden(self.stream, size.rows, b.x, &at, norm, hidden, pages)?;
+                let (x, hidden) = (self.buffers.x, config.hidden as u32);
+                self.kernels.store_hidden(self.stream, size.rows, x, &self.rows(), norm, hidden, pages)?;
             }
-            if size.slots > 0 { self.sample(size.slots) } else { Ok(()) }
+            if size.slots == 0 {
+                return Ok(());
+            }
+            self.final_rows(size.slots)?;
+            self.head(size.slots)?;
+            self.kernels.sample(self.stream, size.slots, &self.sampling())
         }
     }
 
-    unsafe fn layer(&self, index: usize, size: Size) -> Result<(), GpuError> {
-        let (k, b, config) = (self.kernels, self.buffers, self.config);
-        let layer = &self.tensors.layers[index];
-        let next_norm = self.tensors.layers.get(index + 1).map_or(self.tensors.norm, |next| next.attention_norm);
-        let kv = self.kv.offset(index * (u64::from(self.pages) * kv_layer_bytes(config, self.dtype)) as usize);
-        let at = self.rows();
-        let prepare = PrepareArgs {
+    /// Enqueue one kernel of a step in bf16; `layer` counts for those of a layer. Norms are folded into the
+    /// products before and after them. Without slots those of sampled rows do nothing.
+    ///
+    /// # Safety
+    /// As for [`Self::enqueue`].
+    pub(super) unsafe fn kernel(&self, kernel: Kernel, layer: usize, size: Size) -> Result<(), GpuError> {
+        // SAFETY: the caller's.
+        unsafe {
+            match kernel {
+                Kernel::Embed => self.embed(size),
+                Kernel::Prepare if size.single => Ok(()),
+                Kernel::Prepare => self.kernels.prepare(self.stream, true, size.rows, self.prepare_args(layer)),
+                Kernel::Attention => self.attention(layer, size),
+                Kernel::Qkv | Kernel::Output | Kernel::Gated | Kernel::Down => self.linear(kernel, layer, size.rows),
+                Kernel::FinalRows | Kernel::Head | Kernel::Sample if size.slots == 0 => Ok(()),
+                Kernel::FinalRows => self.final_rows(size.slots),
+                Kernel::Head => self.head(size.slots),
+                Kernel::Sample => self.kernels.sample(self.stream, size.slots, &self.sampling()),
+            }
+        }
+    }
+
+    unsafe fn embed(&self, size: Size) -> Result<(), GpuError> {
+        let b = self.buffers;
+        let first_norm = self.tensors.layers.first().map_or(NONE, |layer| layer.attention_norm);
+        let for_norm = if self.bf16() { [first_norm, b.normed, b.squares] } else { [NONE; 3] };
+        let (table, hidden) = (self.tensors.embedding, self.config.hidden as u32);
+        // SAFETY: the caller's.
+        unsafe { self.kernels.embed(self.stream, self.bf16(), table, &self.rows(), size.rows, hidden, b.x, for_norm) }
+    }
+
+    fn kv(&self, layer: usize) -> DevicePtr {
+        self.kv.offset(layer * (u64::from(self.pages) * kv_layer_bytes(self.config, self.dtype)) as usize)
+    }
+
+    fn prepare_args(&self, layer: usize) -> PrepareArgs {
+        let (b, config, at) = (self.buffers, self.config, self.rows());
+        let Layer { qkv, qk_norm: [q_norm, k_norm], .. } = self.tensors.layers[layer];
+        PrepareArgs {
             qkv: b.qkv,
-            bias: layer.qkv.bias,
-            q_norm: layer.qk_norm[0],
-            k_norm: layer.qk_norm[1],
+            bias: qkv.bias,
+            q_norm,
+            k_norm,
             frequencies: self.tensors.frequencies,
             positions: at.positions,
             page_starts: at.page_starts,
             page_list: at.page_list,
             header: at.header,
             q: b.q,
-            kv,
+            kv: self.kv(layer),
             eps: config.norm_eps,
             heads: config.heads as u32,
             kv_heads: config.kv_heads as u32,
             dim: config.head_dim as u32,
+        }
+    }
+
+    unsafe fn attention(&self, layer: usize, size: Size) -> Result<(), GpuError> {
+        let (b, config, at) = (self.buffers, self.config, self.rows());
+        let args = AttentionArgs {
+            q: b.q,
+            kv: self.kv(layer),
+            items: self.upload(self.layout.items()),
+            page_list: at.page_list,
+            header: at.header,
+            out: b.heads,
+            scale: std::f32::consts::LOG2_E / (config.head_dim as f32).sqrt(),
+            kv_heads: config.kv_heads as u32,
+            group: (config.heads / config.kv_heads) as u32,
         };
         // SAFETY: the caller's.
         unsafe {
-            if self.bf16() {
-                self.streamed(layer, next_norm, &prepare, size)
+            if size.rows > MAX_STREAMED_ROWS {
+                self.kernels.attention_whole(self.stream, config.head_dim, size.items, args)
+            } else if size.single {
+                let prepare = self.prepare_args(layer);
+                self.kernels.attention_decode(self.stream, config.head_dim, size.items, args, prepare)
             } else {
-                let dims = [prepare.heads, prepare.kv_heads, prepare.dim];
-                let scale = (config.head_dim as f32).sqrt().recip();
-                self.in_f32(layer, &prepare, size.rows, |q| {
-                    k.attention_f32(self.stream, size.rows, [q, kv, b.heads], &at, scale, dims)
-                })
+                self.kernels.attention_split(self.stream, config.head_dim, size.items, args)
             }
         }
     }
 
-    /// A layer in bf16: norms are folded into the products before and after them.
-    unsafe fn streamed(
-        &self,
-        layer: &Layer,
-        next_norm: DevicePtr,
-        prepare: &PrepareArgs,
-        size: Size,
-    ) -> Result<(), GpuError> {
-        let (k, b, config, stream) = (self.kernels, self.buffers, self.config, self.stream);
+    unsafe fn linear(&self, kernel: Kernel, index: usize, rows: u32) -> Result<(), GpuError> {
+        let (b, config) = (self.buffers, self.config);
         let (hidden, inner) = (config.hidden as u32, config.intermediate as u32);
-        let q_width = (config.heads * config.head_dim) as u32;
-        let qkv = qkv_width(config) as u32;
-        let base = LinearArgs { rows: size.rows, eps: config.norm_eps, ..LinearArgs::default() };
+        let layer = &self.tensors.layers[index];
+        let next_norm = self.tensors.layers.get(index + 1).map_or(self.tensors.norm, |next| next.attention_norm);
+        let base = LinearArgs { rows, eps: config.norm_eps, ..LinearArgs::default() };
         let normed = LinearArgs { x: b.normed, squares: b.squares, inputs: hidden, ..base };
         let residual = |linear: Linear, x, inputs, norm| LinearArgs {
             w: linear.weight,
@@ -144,47 +223,33 @@ impl Forward<'_> {
             squares_out: b.squares,
             ..base
         };
-        let attention = AttentionArgs {
-            q: b.q,
-            kv: prepare.kv,
-            items: self.upload(self.layout.items()),
-            page_list: prepare.page_list,
-            header: prepare.header,
-            out: b.heads,
-            scale: std::f32::consts::LOG2_E / (config.head_dim as f32).sqrt(),
-            kv_heads: prepare.kv_heads,
-            group: prepare.heads / prepare.kv_heads,
+        let (epilogue, args) = match kernel {
+            Kernel::Output => {
+                let q_width = (config.heads * config.head_dim) as u32;
+                (Epilogue::Residual, residual(layer.output, b.heads, q_width, layer.mlp_norm))
+            }
+            Kernel::Gated => {
+                let to = LinearArgs { w: layer.gate_up.weight, bias: layer.gate_up.bias, outputs: inner, ..normed };
+                (Epilogue::Gated, LinearArgs { y: b.gated, pitch: inner, ..to })
+            }
+            Kernel::Down => (Epilogue::Residual, residual(layer.down, b.gated, inner, next_norm)),
+            _ => {
+                let qkv = qkv_width(config) as u32;
+                let to = LinearArgs { w: layer.qkv.weight, outputs: qkv, y: b.qkv, pitch: qkv, ..normed };
+                (Epilogue::Store, to)
+            }
         };
         // SAFETY: the caller's.
-        unsafe {
-            let to = LinearArgs { w: layer.qkv.weight, outputs: qkv, y: b.qkv, pitch: qkv, ..normed };
-            k.linear(stream, Epilogue::Store, to)?;
-            let (dim, items) = (config.head_dim, size.items);
-            if size.rows > MAX_STREAMED_ROWS {
-                k.prepare(stream, true, size.rows, *prepare)?;
-                k.attention_whole(stream, dim, items, attention)?;
-            } else if size.single {
-                k.attention_decode(stream, dim, items, attention, *prepare)?;
-            } else {
-                k.prepare(stream, true, size.rows, *prepare)?;
-                k.attention_split(stream, dim, items, attention)?;
-            }
-            k.linear(stream, Epilogue::Residual, residual(layer.output, b.heads, q_width, layer.mlp_norm))?;
-            let to = LinearArgs { w: layer.gate_up.weight, bias: layer.gate_up.bias, outputs: inner, ..normed };
-            k.linear(stream, Epilogue::Gated, LinearArgs { y: b.gated, pitch: inner, ..to })?;
-            k.linear(stream, Epilogue::Residual, residual(layer.down, b.gated, inner, next_norm))
-        }
+        unsafe { self.kernels.linear(self.stream, epilogue, args) }
     }
 
     /// A layer in f32, plainly.
-    unsafe fn in_f32(
-        &self,
-        layer: &Layer,
-        prepare: &PrepareArgs,
-        rows: u32,
-        attention: impl FnOnce(DevicePtr) -> Result<(), GpuError>,
-    ) -> Result<(), GpuError> {
+    unsafe fn in_f32(&self, index: usize, rows: u32) -> Result<(), GpuError> {
         let (k, b, config, stream) = (self.kernels, self.buffers, self.config, self.stream);
+        let layer = &self.tensors.layers[index];
+        let prepare = self.prepare_args(index);
+        let dims = [prepare.heads, prepare.kv_heads, prepare.dim];
+        let scale = (config.head_dim as f32).sqrt().recip();
         let (hidden, inner, eps) = (config.hidden as u32, config.intermediate as u32, config.norm_eps);
         let q_width = (config.heads * config.head_dim) as u32;
         let qkv = qkv_width(config) as u32;
@@ -196,8 +261,8 @@ impl Forward<'_> {
             };
             k.norm_rows(stream, rows, b.x, (layer.attention_norm, eps), hidden, b.normed)?;
             k.linear_f32(stream, rows, layer.qkv.weight, b.normed, (hidden, qkv), b.qkv, qkv, false)?;
-            k.prepare(stream, false, rows, *prepare)?;
-            attention(b.q)?;
+            k.prepare(stream, false, rows, prepare)?;
+            k.attention_f32(stream, rows, [b.q, prepare.kv, b.heads], &self.rows(), scale, dims)?;
             add(&layer.output, b.heads, q_width)?;
             k.norm_rows(stream, rows, b.x, (layer.mlp_norm, eps), hidden, b.normed)?;
             let both = 2 * inner;
@@ -207,27 +272,30 @@ impl Forward<'_> {
         }
     }
 
-    /// Head and sampling of `slots` slots; for bf16, 8, 16, 32 or 64.
-    unsafe fn sample(&self, slots: u32) -> Result<(), GpuError> {
-        let (k, b, config, stream) = (self.kernels, self.buffers, self.config, self.stream);
-        let (hidden, vocabulary) = (config.hidden as u32, config.vocab_size as u32);
-        let pitch = pitch(config) as u32;
-        let header = self.upload(0);
-        let params = self.upload(self.layout.samples());
-        let norm = (self.tensors.norm, config.norm_eps);
+    /// The last norm at the sampled rows.
+    unsafe fn final_rows(&self, slots: u32) -> Result<(), GpuError> {
+        let (b, hidden) = (self.buffers, self.config.hidden as u32);
+        let sampled = (self.upload(self.layout.samples()), PARAMS_WORDS as u32);
+        let norm = (self.tensors.norm, self.config.norm_eps);
+        let (bf16, header, out) = (self.bf16(), self.upload(0), [b.last, b.hidden]);
+        // SAFETY: the caller's.
+        unsafe { self.kernels.final_rows(self.stream, bf16, slots, b.x, sampled, header, norm, hidden, out) }
+    }
+
+    /// Logits of `slots` slots; for bf16, 8, 16, 32 or 64.
+    unsafe fn head(&self, slots: u32) -> Result<(), GpuError> {
+        let (k, b, stream, w) = (self.kernels, self.buffers, self.stream, self.tensors.head);
+        let (hidden, vocabulary) = (self.config.hidden as u32, self.config.vocab_size as u32);
+        let pitch = pitch(self.config) as u32;
         // SAFETY: the caller's.
         unsafe {
-            let sampled = (params, PARAMS_WORDS as u32);
-            k.final_rows(stream, self.bf16(), slots, b.x, sampled, header, norm, hidden, [b.last, b.hidden])?;
             if self.bf16() {
-                let head = LinearArgs { w: self.tensors.head, x: b.last, rows: slots, ..LinearArgs::default() };
+                let head = LinearArgs { w, x: b.last, rows: slots, ..LinearArgs::default() };
                 let to = LinearArgs { inputs: hidden, outputs: vocabulary, y: b.logits, pitch, ..head };
-                k.linear(stream, Epilogue::Store, to)?;
+                k.linear(stream, Epilogue::Store, to)
             } else {
-                let sizes = (hidden, vocabulary);
-                k.linear_f32(stream, slots, self.tensors.head, b.last, sizes, b.logits, pitch, false)?;
+                k.linear_f32(stream, slots, w, b.last, (hidden, vocabulary), b.logits, pitch, false)
             }
-            k.sample(stream, slots, &self.sampling())
         }
     }
 

@@ -8,6 +8,7 @@
 
 mod forward;
 mod load;
+pub(crate) mod measure;
 mod memory;
 mod nets;
 mod step;
@@ -273,6 +274,11 @@ impl CudaRunner {
         }
     }
 
+    /// Whether attention does what `prepare` does: each row is of a sequence of its own.
+    fn single(&self, parts: &[step::Part]) -> bool {
+        self.kernels.prepares_in_attention() && parts.iter().all(|part| part.end - part.start == 1)
+    }
+
     /// Small steps have one layout, prompts another.
     fn layout(&self, rows: usize) -> UploadLayout {
         let small = MAX_STREAMED_ROWS as usize;
@@ -281,8 +287,9 @@ impl CudaRunner {
 
     /// Capture the steps of all buckets, the largest first.
     fn capture_all(&mut self) -> Result<(), GpuError> {
+        let kinds = 1 + usize::from(self.kernels.prepares_in_attention());
         for index in (0..BUCKETS.len()).rev() {
-            for single in [false, true].into_iter().take(1 + usize::from(self.kernels.prepares_in_attention())) {
+            for single in [false, true].into_iter().take(kinds) {
                 self.graphs[index][usize::from(single)] = Some(self.capture(BUCKETS[index], single)?);
             }
         }
@@ -314,8 +321,7 @@ impl CudaRunner {
             self.stream.upload_async(self.buffers.upload, &self.upload, step.words * 4).map_err(text)?;
             if small {
                 let bucket = BUCKETS.iter().position(|bucket| rows <= *bucket).unwrap_or(BUCKETS.len() - 1);
-                let single =
-                    self.kernels.prepares_in_attention() && parts.iter().all(|part| part.end - part.start == 1);
+                let single = self.single(parts);
                 if self.graphs[bucket][usize::from(single)].is_none() {
                     self.graphs[bucket][usize::from(single)] =
                         Some(self.capture(BUCKETS[bucket], single).map_err(text)?);
@@ -324,10 +330,7 @@ impl CudaRunner {
                     graph.launch(&self.stream).map_err(text)?;
                 }
             } else {
-                let slots = step.slots.len();
-                let slots = BUCKETS.into_iter().find(|bucket| slots <= *bucket).filter(|_| slots > 0).unwrap_or(0);
-                let size = Size { rows: rows as u32, slots: slots as u32, items: step.items as u32, single: false };
-                self.parts(layout).enqueue(size).map_err(text)?;
+                self.parts(layout).enqueue(Size::of_prompt(&step)).map_err(text)?;
             }
         }
         let on_host = step.slots.iter().any(|slot| slot.on_host);
