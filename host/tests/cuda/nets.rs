@@ -256,7 +256,7 @@ fn all_forms_of_r2r() {
             }
             Err(error) => {
                 let message = "reads the logits of 1 positions before the row, which CUDA does not keep";
-                assert!(error.0.contains(message) && error.0.contains("set the model's device to \"cpu\""), "{error}");
+                assert!(error.message.contains(message) && error.message.contains("set the model's device to \"cpu\""), "{error}");
                 refused.push(form);
             }
         }
@@ -295,12 +295,12 @@ fn nets_that_cuda_refuses() {
     let logits = |count: u32, back| Node { op: Op::TopLogits { count, back }, inputs: vec![], width: count as usize };
     let sum = Node { op: Op::Linear { weight: noise(200, 1), bias: vec![] }, inputs: vec![0], width: 1 };
     let wide = Net { name: "wide".into(), nodes: vec![logits(200, 0), sum.clone()] };
-    let error = cuda.load_net(wide).unwrap_err().0;
+    let error = cuda.load_net(wide).unwrap_err().message;
     assert_eq!(
         error,
         "wide: reads the 200 largest logits, but CUDA gives at most 128; set the model's device to \"cpu\""
     );
     cuda.load_net(window(1, 160)).unwrap();
-    let error = cuda.load_net(window(1, 160)).unwrap_err().0;
+    let error = cuda.load_net(window(1, 160)).unwrap_err().message;
     assert_eq!(error, "window: the model's nets give 18 scores, but CUDA has room for 16");
 }

@@ -296,7 +296,7 @@ fn lists_that_are_too_long() {
         ),
     ] {
         let batch = RowBatch { sequences: vec![sequence.rows(3, 1)], signals, hidden: false };
-        let error = cuda.forward(&batch).unwrap_err().0;
+        let error = cuda.forward(&batch).unwrap_err().message;
         assert!(error.contains(message) && error.contains("at most 128") && error.contains("`test`"), "{error}");
     }
 }
