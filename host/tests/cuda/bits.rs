@@ -6,7 +6,9 @@ use tokenrouter::runner::cuda::{Dtype, Source};
 use tokenrouter::runner::model_config::ModelConfig;
 use tokenrouter::runner::{PAGE_TOKENS, PageId, Rows, Runner};
 
-use crate::device::{BF16, Draws, F32, How, Poisoned, Seen, all_logits, assert_same, gpu, in_steps, observe, written};
+use crate::device::{
+    BF16, Draws, F32, How, Poisoned, Seen, all_logits, all_logits_at_once, assert_same, gpu, in_steps, observe, written,
+};
 use crate::exact::MODELS;
 use crate::support::{Sequence, demo, load};
 
@@ -244,7 +246,7 @@ fn bf16_is_near_the_cpu() {
             let ids = written(text);
             let sequence = Sequence::new(&ids, ids.len(), 1, 1);
             let from = ids.len().saturating_sub(60);
-            let want = all_logits(&mut cpu, sequence.rows(ids.len(), ids.len() - from));
+            let want = all_logits_at_once(&mut cpu, sequence.rows(ids.len(), ids.len() - from));
             let got = in_steps(&mut runner, &sequence, from, &[steps], all_logits);
             assert_eq!(got.len(), want.len());
             let error = relative_error(&got, &want);

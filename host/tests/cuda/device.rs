@@ -231,12 +231,21 @@ pub fn assert_same(what: &str, got: &[Seen], want: &[Seen]) {
     }
 }
 
-/// All logits of the sampled rows, by as many forwards as that takes.
+/// All logits of the sampled rows, by as many forwards as that takes on CUDA.
 pub fn all_logits(runner: &mut dyn Runner, rows: Rows<'_>) -> Vec<Vec<f32>> {
+    logits_by(runner, rows, LOGITS_AT_A_TIME)
+}
+
+/// All logits of the sampled rows, by one forward: on the CPU.
+pub fn all_logits_at_once(runner: &mut dyn Runner, rows: Rows<'_>) -> Vec<Vec<f32>> {
+    logits_by(runner, rows, usize::MAX)
+}
+
+fn logits_by(runner: &mut dyn Runner, rows: Rows<'_>, at_a_time: usize) -> Vec<Vec<f32>> {
     let vocabulary = runner.info().vocab_size;
     let mut logits = vec![Vec::with_capacity(vocabulary as usize); rows.sampled];
     let ids: Vec<TokenId> = (0..vocabulary).collect();
-    for ids in ids.chunks(LOGITS_AT_A_TIME) {
+    for ids in ids.chunks(at_a_time) {
         let signals = SignalRequest { token_logits: ids.to_vec(), ..SignalRequest::default() };
         let out = runner
             .forward(&RowBatch { sequences: vec![rows], signals, hidden: false })

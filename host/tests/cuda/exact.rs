@@ -2,7 +2,7 @@
 
 use tokenrouter::runner::Runner;
 
-use crate::device::{Draws, F32, How, Poisoned, all_logits, gpu, in_steps};
+use crate::device::{Draws, F32, How, Poisoned, all_logits, all_logits_at_once, gpu, in_steps};
 use crate::support::tiny::{ARCHITECTURES, LENGTHS, assert_close, dir, goldens};
 use crate::support::{Sequence, assert_greedy, demo, load};
 
@@ -87,7 +87,7 @@ fn demo_models_give_the_cpus_logits() {
         let mut cpu = load(&demo(name), F32.pages);
         let ids = Draws::new(3).tokens(200, runner.info().vocab_size);
         let sequence = Sequence::new(&ids, ids.len(), 1, 3);
-        let want = all_logits(&mut cpu, sequence.rows(200, 60));
+        let want = all_logits_at_once(&mut cpu, sequence.rows(200, 60));
         for steps in [200, 66, 7, 1] {
             let got = in_steps(&mut runner, &sequence, 140, &[steps], all_logits);
             assert_close(name, &got, &want);
