@@ -196,7 +196,7 @@ mod tests {
             (&["--kernels", "--dtype", "f32"], "cannot be used with"),
             (&["--kernels", "--rows", "4096"], "4096 is not in 1..=2048"),
             (&["--steps", "--extend", "1"], "1 is not in 2..=64"),
-            (&["--steps", "--flops", "-1"], "must be a number above 0"),
+            (&["--steps", "--flops", "0"], "must be a number above 0"),
             (&["--steps", "--shape", "qwen3-33b"], "did you mean `qwen3-32b`?"),
             (&["c.toml", "--shape", "qwen3-32b"], "cannot be used with"),
             (&["c.toml", "--route", "r", "--requests", "0", "--output-len", "1"], "0 is not in 1.."),
