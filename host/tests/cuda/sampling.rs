@@ -281,22 +281,25 @@ fn the_logit_of_deferral_is_that_of_a_masked_token() {
 
 /// More than the device gives is refused before anything is computed.
 #[test]
-fn lists_that_are_too_long() {
+fn lists_that_are_longer_than_the_devices() {
     if !gpu() {
         return;
     }
-    let mut cuda = Poisoned::load(&tiny::dir("llama3"), F32);
+    let (mut cuda, mut cpu) = (Poisoned::load(&tiny::dir("llama3"), F32), load(&tiny::dir("llama3"), F32.pages));
     let tokens = [1, 2, 3];
-    let sequence = Sequence::new(&tokens, 3, 0, 1);
-    for (signals, message) in [
-        (SignalRequest { top_k: 129, ..SignalRequest::default() }, "the 129 largest logits are asked for"),
-        (
-            SignalRequest { token_logits: (0..130).collect(), ..SignalRequest::default() },
-            "the logits of 130 tokens are asked for",
-        ),
-    ] {
-        let batch = RowBatch { sequences: vec![sequence.rows(3, 1)], signals, hidden: false };
-        let error = cuda.forward(&batch).unwrap_err().message;
-        assert!(error.contains(message) && error.contains("at most 128") && error.contains("`test`"), "{error}");
+    let mut sequence = Sequence::new(&tokens, 3, 0, 1);
+    sequence.masked = vec![7, 9];
+    let signals = SignalRequest { top_k: 200, ..SignalRequest::default() };
+    let batch = RowBatch { sequences: vec![sequence.rows(3, 3)], signals, hidden: false };
+    let (here, there) = (cuda.forward(&batch).unwrap().signals, cpu.forward(&batch).unwrap().signals);
+    assert_eq!(here.topk_values.len(), 600);
+    for (place, (one, other)) in here.topk_values.iter().zip(&there.topk_values).enumerate() {
+        assert!((one - other).abs() <= 1e-4, "{one} and {other} at {place}");
     }
+    assert_eq!(here.topk_ids[..20], there.topk_ids[..20]);
+
+    let signals = SignalRequest { token_logits: (0..130).collect(), ..SignalRequest::default() };
+    let batch = RowBatch { sequences: vec![sequence.rows(3, 1)], signals, hidden: false };
+    let error = cuda.forward(&batch).unwrap_err().message;
+    assert!(error.contains("the logits of 130 tokens are asked for") && error.contains("at most 128"), "{error}");
 }

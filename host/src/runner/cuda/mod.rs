@@ -27,7 +27,7 @@ use super::sampler::{NOT_FINITE, Row, Sampler};
 use super::{
     Columns, ModelInfo, NetScores, PAGE_TOKENS, RowBatch, RowOutputs, Runner, RunnerError, Sample, SignalRequest, check,
 };
-use crate::request::ModelId;
+use crate::request::{ModelId, TokenId};
 use forward::{Forward, Size};
 use load::Loader;
 use memory::{Buffers, Counter, SCORES, SLOTS, Tensors, UploadLayout, results};
@@ -396,31 +396,43 @@ impl CudaRunner {
         self.nets[..net].iter().map(|net| net.width).sum()
     }
 
-    /// The tokens that the host draws, from logits that are fetched for it.
-    fn draw_on_host(&mut self, batch: &RowBatch<'_>, step: &Step) -> Result<Vec<Option<Sample>>, GpuError> {
-        let mut drawn = vec![None; step.slots.len()];
-        for (index, slot) in step.slots.iter().enumerate().filter(|(_, slot)| slot.on_host) {
-            let pitch = memory::pitch(&self.config);
-            let vocabulary = self.config.vocab_size;
+    /// What takes whole rows of logits, which are fetched for it: tokens that the host draws, and lists of
+    /// the best that are longer than the device's.
+    fn from_logits(&mut self, batch: &RowBatch<'_>, step: &Step) -> Result<Vec<FromLogits>, GpuError> {
+        let mut all = vec![FromLogits::default(); step.slots.len()];
+        let top_k = batch.signals.top_k as usize;
+        let (pitch, vocabulary) = (memory::pitch(&self.config), self.config.vocab_size);
+        for (index, slot) in step.slots.iter().enumerate().filter(|(_, slot)| slot.on_host || top_k > LIST) {
             let from = self.buffers.logits.offset(index * pitch * 4);
             // SAFETY: a row of logits; `logits` is read after the stream was waited for.
             unsafe { self.stream.download_async(&mut self.logits, from, vocabulary * 4)? };
             self.stream.synchronize()?;
-            let s = &batch.sequences[slot.sequence];
-            let row =
-                Row { context: &s.context[..slot.end], prompt_len: s.prompt_len, params: s.sampling, masked: s.masked };
-            let nothing = SignalRequest::default();
-            let sample = self.sampler.sample(&mut self.logits[..vocabulary], &row, &nothing, &mut Columns::default());
-            drawn[index] = Some(sample);
+            let logits = &mut self.logits[..vocabulary];
+            if top_k > LIST {
+                let mut ids = Vec::new();
+                tokenrouter_kernels::top(logits, top_k, &mut ids);
+                all[index].top = ids.into_iter().map(|id| (id, logits[id as usize])).collect();
+            }
+            if slot.on_host {
+                let s = &batch.sequences[slot.sequence];
+                let row = Row {
+                    context: &s.context[..slot.end],
+                    prompt_len: s.prompt_len,
+                    params: s.sampling,
+                    masked: s.masked,
+                };
+                let nothing = SignalRequest::default();
+                all[index].sample = Some(self.sampler.sample(logits, &row, &nothing, &mut Columns::default()));
+            }
         }
-        Ok(drawn)
+        Ok(all)
     }
 
     /// Give nets the tokens that the host drew, evaluate them and fetch their scores.
-    fn evaluate_after_host(&mut self, nets: &[NetId], prompt: bool, drawn: &[Option<Sample>]) -> Result<(), GpuError> {
-        let words = drawn.len() * SAMPLE_WORDS;
-        for (index, sample) in drawn.iter().enumerate() {
-            let Some(sample) = sample else { continue };
+    fn evaluate_after_host(&mut self, nets: &[NetId], prompt: bool, fetched: &[FromLogits]) -> Result<(), GpuError> {
+        let words = fetched.len() * SAMPLE_WORDS;
+        for (index, fetched) in fetched.iter().enumerate() {
+            let Some(sample) = &fetched.sample else { continue };
             let out = &mut self.download[index * SAMPLE_WORDS..][..2];
             out.copy_from_slice(&[sample.token, u32::from(sample.finite)]);
         }
@@ -436,9 +448,9 @@ impl CudaRunner {
     }
 
     /// Samples and signals of a step, from `download`.
-    fn collect(&mut self, batch: &RowBatch<'_>, step: &Step, drawn: Vec<Option<Sample>>, out: &mut RowOutputs) {
+    fn collect(&mut self, batch: &RowBatch<'_>, step: &Step, fetched: Vec<FromLogits>, out: &mut RowOutputs) {
         let wanted = &batch.signals;
-        for (index, (slot, on_host)) in step.slots.iter().zip(drawn).enumerate() {
+        for (index, (slot, fetched)) in step.slots.iter().zip(fetched).enumerate() {
             let s = &batch.sequences[slot.sequence];
             let words = &self.download[results::SAMPLES + index * SAMPLE_WORDS..][..SAMPLE_WORDS];
             let float = |word: usize| f32::from_bits(words[word]);
@@ -451,13 +463,21 @@ impl CudaRunner {
             let distribution =
                 Distribution { max: float(3), argmax: 0, second: float(4), log_sum_exp: float(5), entropy: float(6) };
             let known = finite && distribution.log_sum_exp.is_finite();
-            let listed = if known { top_k } else { 0 };
-            out.signals.topk_values.extend(values[..listed].iter().map(|bits| f32::from_bits(*bits)));
-            out.signals.topk_ids.extend(&top[..listed]);
+            let listed = if !known {
+                0
+            } else if top_k <= LIST {
+                out.signals.topk_values.extend(values[..top_k].iter().map(|bits| f32::from_bits(*bits)));
+                out.signals.topk_ids.extend(&top[..top_k]);
+                top_k
+            } else {
+                out.signals.topk_values.extend(fetched.top.iter().map(|(_, value)| value));
+                out.signals.topk_ids.extend(fetched.top.iter().map(|(id, _)| id));
+                fetched.top.len()
+            };
             out.signals.push_top(&[], &[], top_k - listed);
             let possible =
                 self.config.vocab_size - s.masked.iter().filter(|id| (**id as usize) < self.config.vocab_size).count();
-            let sample = match on_host {
+            let sample = match fetched.sample {
                 Some(sample) => sample,
                 None if !known => NOT_FINITE,
                 None => {
@@ -512,14 +532,14 @@ impl CudaRunner {
         if step.slots.is_empty() {
             return Ok(());
         }
-        let drawn = self.draw_on_host(batch, &step).map_err(text)?;
+        let fetched = self.from_logits(batch, &step).map_err(text)?;
         if !nets.is_empty() && step.slots.iter().any(|slot| slot.on_host) {
-            self.evaluate_after_host(nets, step.rows > MAX_STREAMED_ROWS as usize, &drawn).map_err(text)?;
+            self.evaluate_after_host(nets, step.rows > MAX_STREAMED_ROWS as usize, &fetched).map_err(text)?;
         }
         let mut scores = std::mem::take(&mut out.signals.nets);
         self.collect_scores(batch, &step, nets, &mut scores);
         out.signals.nets = scores;
-        self.collect(batch, &step, drawn, out);
+        self.collect(batch, &step, fetched, out);
         if batch.hidden { self.fetch_hidden(&step, out).map_err(text) } else { Ok(()) }
     }
 }
@@ -585,6 +605,14 @@ impl Runner for CudaRunner {
         }
         Ok(out)
     }
+}
+
+/// What the host made of a slot's logits.
+#[derive(Clone, Debug, Default)]
+struct FromLogits {
+    sample: Option<Sample>,
+    /// The best tokens with their logits.
+    top: Vec<(TokenId, f32)>,
 }
 
 /// A lost context takes the runner with it.

@@ -148,10 +148,7 @@ pub(super) fn fill(
 
 /// What cannot be asked of the device's sampling.
 pub(super) fn check_signals(batch: &RowBatch<'_>) -> Result<(), String> {
-    let (top_k, ids) = (batch.signals.top_k as usize, batch.signals.token_logits.len());
-    if top_k > LIST {
-        return Err(format!("the {top_k} largest logits are asked for, but CUDA gives at most {LIST}"));
-    }
+    let ids = batch.signals.token_logits.len();
     if ids > LIST {
         return Err(format!("the logits of {ids} tokens are asked for, but CUDA gives at most {LIST}"));
     }
@@ -184,7 +181,7 @@ fn sampling(
     };
     let drawn = if mode == mode::LIST { top_k } else { 0 };
     let list = drawn
-        .max(batch.signals.top_k as usize)
+        .max((batch.signals.top_k as usize).min(LIST))
         .max(params.top_logprobs.unwrap_or(0) as usize)
         .max(if s.nets.is_empty() { 0 } else { fixed.net_list });
     let sample = SampleParams {
