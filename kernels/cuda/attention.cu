@@ -11,7 +11,6 @@
 //
 // Pools, per layer, page and head: keys [16][D]; values [D / 16][32 lanes][8], see `value_index`.
 #include "common.cuh"
-#include "heads.cuh"
 
 #define PAGE 16
 #define WARPS 4
@@ -223,16 +222,9 @@ struct Partial {
     float m[NT][2], l[NT][2], acc[NT][D / 16][4];
 };
 
-// A row's own key and value (shared, [D]), which `page` lacks, at `slot`.
-#define NO_PAGE 0xffffffffu
-struct Fresh {
-    u32 page, slot;
-    const u16 *key, *value;
-};
-
 // A warp's pages of the chunk from `first` to `end`.
 template <int D, int NT, int STAGES>
-__device__ __forceinline__ void attend(const AttentionArgs& a, const Item& item, const uint4 (&q)[NT][D / 32], Pages<D, STAGES>& pages, u32 first, u32 end, const Fresh& fresh, Partial<D, NT>& r) {
+__device__ __forceinline__ void attend(const AttentionArgs& a, const Item& item, const uint4 (&q)[NT][D / 32], Pages<D, STAGES>& pages, u32 first, u32 end, Partial<D, NT>& r) {
     const u32 lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const u32 columns = item.rows * a.group;
 #pragma unroll
@@ -245,12 +237,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& a, const Item& item,
 #pragma unroll 1
     for (u32 page = first + threadIdx.x / WARP; page < end; page += WARPS) {
         float s[NT][4] = {};
-        const u16* keys = pages.keys();
-        if (page == fresh.page) {
-            if (lane < D / 8) *(uint4*)((u16*)keys + fresh.slot * D + lane * 8) = *(const uint4*)(fresh.key + lane * 8);
-            __syncwarp();
-        }
-        keys += g * D + 8 * t;
+        const u16* keys = pages.keys() + g * D + 8 * t;
 #pragma unroll
         for (int i = 0; i < D / 32; i++) {
             const uint4 low = *(const uint4*)(keys + 32 * i), high = *(const uint4*)(keys + 8 * D + 32 * i);
@@ -312,13 +299,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& a, const Item& item,
             b[n][0] = transpose8(to_bf16x2(s[n][0], s[n][1]));
             b[n][1] = transpose8(to_bf16x2(s[n][2], s[n][3]));
         }
-        const u16* values = pages.values();
-        if (page == fresh.page) {
-#pragma unroll
-            for (u32 d = lane; d < D; d += WARP) ((u16*)values)[value_index(nullptr, fresh.slot, d, D)] = fresh.value[d];
-            __syncwarp();
-        }
-        values += lane * 8;
+        const u16* values = pages.values() + lane * 8;
 #pragma unroll
         for (int d = 0; d < D / 16; d++) {
             const uint4 v = *(const uint4*)(values + d * 256);
@@ -400,7 +381,7 @@ __device__ __forceinline__ void all_chunks(const AttentionArgs& a, const Item& i
 #pragma unroll 1
     for (u32 chunk = 0; chunk < count; chunk++) {
         Partial<D, NT> r;
-        attend(a, item, q, pages, chunk * step, min((chunk + 1) * step, item_pages(item)), Fresh{NO_PAGE}, r);
+        attend(a, item, q, pages, chunk * step, min((chunk + 1) * step, item_pages(item)), r);
 #pragma unroll
         for (int n = 0; n < NT; n++) {
             __syncthreads();
@@ -434,11 +415,9 @@ __device__ __forceinline__ void all_chunks(const AttentionArgs& a, const Item& i
 // For decoding: grid (CHUNKS, kv heads, items), each cluster an item at a head, each of its blocks a
 // chunk; the output's places are dealt out to the blocks, and each block sends the others its part of
 // theirs. Before sm_90, grid (1, kv heads, items), each block all chunks.
-// FRESH: every item is a row whose sequence has no other in the step; its blocks prepare its heads, with
-// no `prepare` before.
 // Dynamic shared memory: 4 PAGE WARPS SPLIT_STAGES D = 256 D bytes.
-template <int D, bool FRESH>
-__device__ __forceinline__ void attention_split(const AttentionArgs& a, const PrepareArgs* p) {
+template <int D>
+__device__ __forceinline__ void attention_split(const AttentionArgs& a) {
     extern __shared__ __align__(128) float work[];
     const u32 head = blockIdx.y, index = blockIdx.z;
     // What a step uploads is there before its first kernel.
@@ -466,68 +445,13 @@ __device__ __forceinline__ void attention_split(const AttentionArgs& a, const Pr
     const u32 first = rank * chunk_pages(item), end = min(first + chunk_pages(item), item_pages(item));
     Pages<D, STAGES> pages(a, item, head, first, end, (u16*)work, barriers);
     uint4 q[1][D / 32];
-    Fresh fresh = {NO_PAGE};
-    if constexpr (FRESH) {
-        __shared__ float v[WARPS][D];
-        __shared__ __align__(16) u16 fresh_heads[10][D];  // of the group, then the key, the value
-        pages.begin(~0u);
-        float2 turn[(D / 2 + WARP - 1) / WARP];
-        rotation(p->frequencies, item.position, D, turn);
-        float q_norm[D / 32], first_norm[D / 32];
-        load_norm(p->q_norm, D, q_norm);
-        const bool tail = end == item_pages(item);
-        load_norm(tail && warp == 0 ? p->k_norm : p->q_norm, D, first_norm);
-        const u32 slot = item.position % PAGE, id = tail ? a.page_list[item.pages + item.position / PAGE] : 0;
-        u16* page = (u16*)a.kv + ((u64)id * a.kv_heads + head) * 2 * PAGE * D;
-        wait_for_previous();
-        let_next_start();
-        // The key and the value, then the group's queries, go round the warps; all loads before the first use.
-        const u32 skip = tail ? 0 : 2, tasks = a.group + 2;
-        constexpr u32 MOST = (8 + 2 + WARPS - 1) / WARPS;
-        float x[MOST][D / 32];
-#pragma unroll
-        for (u32 k = 0; k < MOST; k++) {
-            const u32 task = warp + k * WARPS + skip;
-            if (task >= tasks) break;
-            load_head(*p, item.row, task == 0 ? p->heads + head : task == 1 ? p->heads + p->kv_heads + head : head * a.group + task - 2, D, x[k]);
-        }
-#pragma unroll
-        for (u32 k = 0; k < MOST; k++) {
-            const u32 task = warp + k * WARPS + skip;
-            if (task >= tasks) break;
-            u16* to = fresh_heads[task < 2 ? 8 + task : task - 2];
-            if (task == 1) {
-#pragma unroll
-                for (u32 j = 0; j < D / 32; j++) {
-                    const u32 d = threadIdx.x % WARP + j * WARP;
-                    store(to + d, x[k][j]);
-                    store(page + PAGE * D + value_index(nullptr, slot, d, D), x[k][j]);
-                }
-                continue;
-            }
-            if ((task == 0 ? p->k_norm : p->q_norm) != nullptr) norm_head(k == 0 ? first_norm : q_norm, p->eps, D, x[k]);
-            rotate_head(x[k], turn, D, v[warp], to);
-            if (task == 0) {
-                __syncwarp();
-                const u32 lane = threadIdx.x % WARP;
-                if (lane < D / 8) *(uint4*)(page + slot * D + lane * 8) = *(const uint4*)(to + lane * 8);
-            }
-        }
-        __syncthreads();
-        const u32 g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-#pragma unroll
-        for (int i = 0; i < D / 32; i++)
-            q[0][i] = g < a.group ? *(const uint4*)(fresh_heads[g] + 8 * t + 32 * i) : make_uint4(0, 0, 0, 0);
-        if (tail) fresh = {item.position / PAGE, slot, fresh_heads[8], fresh_heads[9]};
-    } else {
-        const auto start = pages.begin(item.stored);
-        wait_for_previous();
-        let_next_start();
-        pages.begin_rest(start);
-        load_queries<D, 1>(a, item, head, q);
-    }
+    const auto start = pages.begin(item.stored);
+    wait_for_previous();
+    let_next_start();
+    pages.begin_rest(start);
+    load_queries<D, 1>(a, item, head, q);
     Partial<D, 1> r;
-    attend(a, item, q, pages, first, end, fresh, r);
+    attend(a, item, q, pages, first, end, r);
 
     // The warp has taken all its pages: its ring is free.
     constexpr u32 pitch = STAGES * PAGE * D;
@@ -600,7 +524,7 @@ __device__ __forceinline__ void attention_whole(const AttentionArgs& a) {
 
 #define ATTENTION(D)                                                                                         \
     extern "C" __global__ void __launch_bounds__(WARPS * WARP, 5) attention_split_##D(AttentionArgs a) {     \
-        attention_split<D, false>(a, nullptr);                                                               \
+        attention_split<D>(a);                                                                               \
     }                                                                                                        \
     extern "C" __global__ void __launch_bounds__(WARPS * WARP, 2) attention_whole_##D(AttentionArgs a) {     \
         attention_whole<D>(a);                                                                               \
@@ -609,15 +533,3 @@ ATTENTION(32)
 ATTENTION(64)
 ATTENTION(96)
 ATTENTION(128)
-
-// From sm_90 on; a step before has `prepare` and `attention_split`.
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#define DECODE(D)                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(WARPS * WARP, 5) attention_decode_##D(AttentionArgs a, PrepareArgs p) { \
-        attention_split<D, true>(a, &p);                                                                                 \
-    }
-DECODE(32)
-DECODE(64)
-DECODE(96)
-DECODE(128)
-#endif

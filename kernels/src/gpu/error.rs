@@ -28,8 +28,6 @@ pub enum GpuError {
     Compile { program: String, log: String },
     #[error("kernels `{program}` have no function `{function}`; use an `extern \"C\"` name")]
     NoFunction { program: String, function: String },
-    #[error("kernel `{function}`: {given} arguments given, {taken} taken; pass one for each parameter")]
-    Arguments { function: String, given: usize, taken: usize },
     #[error("kernels `{program}`: {what} holds a NUL byte; remove it")]
     Nul { program: String, what: &'static str },
 }

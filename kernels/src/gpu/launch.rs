@@ -92,10 +92,6 @@ impl Default for Args {
 /// The arguments are those of the kernel in order and type; the addresses among them hold what
 /// the kernel reads and writes until it is done, and for as long as a graph that holds it is launched.
 pub unsafe fn launch(function: &Function, launch: &Launch, stream: &Stream, mut args: Args) -> Result<(), GpuError> {
-    if args.len != function.parameters() {
-        let (given, taken) = (args.len, function.parameters());
-        return Err(GpuError::Arguments { function: function.name().into(), given, taken });
-    }
     use sys::CUlaunchAttributeID as Id;
     let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
     let overlap = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };

@@ -66,7 +66,7 @@ impl Module {
             CUresult::CUDA_ERROR_NOT_FOUND => Err(GpuError::NoFunction { program: program(), function: name.into() }),
             code => {
                 driver("finding a kernel", code)?;
-                Ok(Function { raw, name: name.into(), parameters: parameters(raw)?, _module: self.inner.clone() })
+                Ok(Function { raw, name: name.into(), _module: self.inner.clone() })
             }
         }
     }
@@ -90,27 +90,11 @@ impl Drop for Inner {
     }
 }
 
-/// How many parameters a kernel has.
-fn parameters(raw: sys::CUfunction) -> Result<usize, GpuError> {
-    let mut count = 0;
-    loop {
-        let (mut offset, mut size) = (0, 0);
-        // SAFETY: the module is loaded; pointers are to locals.
-        match unsafe { sys::cuFuncGetParamInfo(raw, count, &mut offset, &mut size) } {
-            // There is no parameter of this index.
-            CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(count),
-            code => driver("reading a kernel's parameters", code)?,
-        }
-        count += 1;
-    }
-}
-
 /// A kernel. It keeps its module loaded.
 #[derive(Debug, Clone)]
 pub struct Function {
     raw: sys::CUfunction,
     name: Arc<str>,
-    parameters: usize,
     _module: Arc<Inner>,
 }
 
@@ -137,11 +121,6 @@ impl Function {
 
     pub fn name(&self) -> &str {
         &self.name
-    }
-
-    /// How many arguments it takes.
-    pub fn parameters(&self) -> usize {
-        self.parameters
     }
 
     /// Allow launches with up to `bytes` of dynamic shared memory; needed above 48 KiB.

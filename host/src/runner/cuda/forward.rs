@@ -18,8 +18,6 @@ pub(super) struct Size {
     /// 0: no row is sampled.
     pub(super) slots: u32,
     pub(super) items: u32,
-    /// Every row is of a sequence of its own.
-    pub(super) single: bool,
 }
 
 impl Size {
@@ -27,7 +25,7 @@ impl Size {
     pub(super) fn of_prompt(step: &Step) -> Self {
         let slots = step.slots.len();
         let slots = BUCKETS.into_iter().find(|bucket| slots <= *bucket).filter(|_| slots > 0).unwrap_or(0);
-        Self { rows: step.rows as u32, slots: slots as u32, items: step.items as u32, single: false }
+        Self { rows: step.rows as u32, slots: slots as u32, items: step.items as u32 }
     }
 }
 
@@ -131,7 +129,6 @@ impl Forward<'_> {
         unsafe {
             match kernel {
                 Kernel::Embed => self.embed(size),
-                Kernel::Prepare if size.single => Ok(()),
                 Kernel::Prepare => self.kernels.prepare(self.stream, true, size.rows, self.prepare_args(layer)),
                 Kernel::Attention => self.attention(layer, size),
                 Kernel::Qkv | Kernel::Output | Kernel::Gated | Kernel::Down => self.linear(kernel, layer, size.rows),
@@ -195,9 +192,6 @@ impl Forward<'_> {
         unsafe {
             if size.rows > MAX_STREAMED_ROWS {
                 self.kernels.attention_whole(self.stream, config.head_dim, size.items, args)
-            } else if size.single {
-                let prepare = self.prepare_args(layer);
-                self.kernels.attention_decode(self.stream, config.head_dim, size.items, args, prepare)
             } else {
                 self.kernels.attention_split(self.stream, config.head_dim, size.items, args)
             }

@@ -49,8 +49,7 @@ impl CudaRunner {
             let layout = self.layout(rows);
             let prompt = rows > MAX_STREAMED_ROWS as usize;
             let step = step::fill(batch, &parts, layout, prompt, self.fixed, &mut self.upload)?;
-            let single = self.single(&parts);
-            let size = if prompt { Size::of_prompt(&step) } else { size_of_graph(rows, single) };
+            let size = if prompt { Size::of_prompt(&step) } else { size_of_graph(rows) };
             sum += self.replay_step(&step, size, what, replays).map_err(|error| error.to_string())?;
         }
         Ok(sum)
@@ -86,9 +85,9 @@ impl CudaRunner {
     }
 }
 
-fn size_of_graph(rows: usize, single: bool) -> Size {
+fn size_of_graph(rows: usize) -> Size {
     let rows = BUCKETS.into_iter().find(|bucket| rows <= *bucket).unwrap_or(MAX_STREAMED_ROWS as usize) as u32;
-    Size { rows, slots: rows, items: rows, single }
+    Size { rows, slots: rows, items: rows }
 }
 
 /// Median milliseconds of `replays` times `work`, which are enqueued behind each other so that the device

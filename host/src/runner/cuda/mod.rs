@@ -1,5 +1,5 @@
 //! The CUDA runner: bf16 or f32 on one device. Steps of up to 64 rows are replayed graphs, one for each
-//! bucket of rows (and one more where each row is of a sequence of its own); longer ones (prompts) are enqueued kernel by kernel. One upload and one download a step.
+//! bucket of rows; longer ones (prompts) are enqueued kernel by kernel. One upload and one download a step.
 //!
 //! As on the CPU, a row's result does not depend on what else is computed with it, nor on whether its
 //! sequence came in one piece: all kernels keep one order of operations for a row.
@@ -145,8 +145,8 @@ pub struct CudaRunner {
     hidden_pages: Option<(DevicePtr, Arena)>,
     sampler: Sampler,
     nets: Vec<CudaNet>,
-    /// By [`BUCKETS`]: with any rows, and with one row a sequence.
-    graphs: [[Option<Graph>; 2]; BUCKETS.len()],
+    /// By [`BUCKETS`]; captured when first needed.
+    graphs: [Option<Graph>; BUCKETS.len()],
     /// By net and by layout (small steps, prompts).
     net_graphs: Vec<[Option<Graph>; 2]>,
     upload: Pinned<u32>,
@@ -245,7 +245,7 @@ impl CudaRunner {
             kv,
             hidden_pages: None,
             nets: Vec::new(),
-            graphs: [const { [const { None }; 2] }; BUCKETS.len()],
+            graphs: [const { None }; BUCKETS.len()],
             net_graphs: Vec::new(),
             kernels,
             stream,
@@ -274,11 +274,6 @@ impl CudaRunner {
         }
     }
 
-    /// Whether attention does what `prepare` does: each row is of a sequence of its own.
-    fn single(&self, parts: &[step::Part]) -> bool {
-        self.kernels.prepares_in_attention() && parts.iter().all(|part| part.end - part.start == 1)
-    }
-
     /// Small steps have one layout, prompts another.
     fn layout(&self, rows: usize) -> UploadLayout {
         let small = MAX_STREAMED_ROWS as usize;
@@ -287,21 +282,17 @@ impl CudaRunner {
 
     /// Capture the steps of all buckets, the largest first.
     fn capture_all(&mut self) -> Result<(), GpuError> {
-        let kinds = 1 + usize::from(self.kernels.prepares_in_attention());
         for index in (0..BUCKETS.len()).rev() {
-            for single in [false, true].into_iter().take(kinds) {
-                self.graphs[index][usize::from(single)] = Some(self.capture(BUCKETS[index], single)?);
-            }
+            self.graphs[index] = Some(self.capture(BUCKETS[index])?);
         }
         Ok(())
     }
 
-    fn capture(&self, rows: usize, single: bool) -> Result<Graph, GpuError> {
+    fn capture(&self, rows: usize) -> Result<Graph, GpuError> {
         let forward = self.parts(self.layout(rows));
         let rows = rows as u32;
-        let size = Size { rows, slots: rows, items: rows, single };
         // SAFETY: the addresses live as long as the runner, which owns the graph.
-        let graph = self.stream.capture(|| unsafe { forward.enqueue(size) })?;
+        let graph = self.stream.capture(|| unsafe { forward.enqueue(Size { rows, slots: rows, items: rows }) })?;
         graph.upload(&self.stream)?;
         Ok(graph)
     }
@@ -321,12 +312,10 @@ impl CudaRunner {
             self.stream.upload_async(self.buffers.upload, &self.upload, step.words * 4).map_err(text)?;
             if small {
                 let bucket = BUCKETS.iter().position(|bucket| rows <= *bucket).unwrap_or(BUCKETS.len() - 1);
-                let single = self.single(parts);
-                if self.graphs[bucket][usize::from(single)].is_none() {
-                    self.graphs[bucket][usize::from(single)] =
-                        Some(self.capture(BUCKETS[bucket], single).map_err(text)?);
+                if self.graphs[bucket].is_none() {
+                    self.graphs[bucket] = Some(self.capture(BUCKETS[bucket]).map_err(text)?);
                 }
-                if let Some(graph) = &self.graphs[bucket][usize::from(single)] {
+                if let Some(graph) = &self.graphs[bucket] {
                     graph.launch(&self.stream).map_err(text)?;
                 }
             } else {
@@ -398,7 +387,7 @@ impl CudaRunner {
 
     /// What takes whole rows of logits, which are fetched for it: tokens that the host draws, and lists of
     /// the best that are longer than the device's.
-    fn from_logits(&mut self, batch: &RowBatch<'_>, step: &Step) -> Result<Vec<FromLogits>, GpuError> {
+    fn read_logits(&mut self, batch: &RowBatch<'_>, step: &Step) -> Result<Vec<FromLogits>, GpuError> {
         let mut all = vec![FromLogits::default(); step.slots.len()];
         let top_k = batch.signals.top_k as usize;
         let (pitch, vocabulary) = (memory::pitch(&self.config), self.config.vocab_size);
@@ -532,7 +521,7 @@ impl CudaRunner {
         if step.slots.is_empty() {
             return Ok(());
         }
-        let fetched = self.from_logits(batch, &step).map_err(text)?;
+        let fetched = self.read_logits(batch, &step).map_err(text)?;
         if !nets.is_empty() && step.slots.iter().any(|slot| slot.on_host) {
             self.evaluate_after_host(nets, step.rows > MAX_STREAMED_ROWS as usize, &fetched).map_err(text)?;
         }
@@ -576,7 +565,7 @@ impl Runner for CudaRunner {
             unsafe { self.stream.fill_u8_async(at, 0, bytes) }.map_err(text)?;
             self.hidden_pages = Some((at, arena));
             // Steps now keep hidden states.
-            self.graphs = [const { [const { None }; 2] }; BUCKETS.len()];
+            self.graphs = [const { None }; BUCKETS.len()];
         }
         self.fixed.net_list = self.fixed.net_list.max(net.list);
         self.nets.push(net);

@@ -1,6 +1,6 @@
 //! `attention.cu`: attention of rows over paged keys and values in bf16.
 
-use super::{Find, Kernels, PrepareArgs};
+use super::{Find, Kernels};
 use crate::gpu::{Args, DevicePtr, Function, GpuError, Launch, Stream, launch};
 
 /// Sizes of heads that the bf16 kernels know.
@@ -35,8 +35,6 @@ pub struct AttentionArgs {
 
 #[derive(Debug)]
 pub(super) struct Functions {
-    /// Empty without clusters.
-    decode: Vec<Function>,
     split: Vec<Function>,
     whole: Vec<Function>,
 }
@@ -46,12 +44,11 @@ impl Functions {
         let all = |kind: &str| -> Result<Vec<Function>, GpuError> {
             ATTENTION_DIMS.iter().map(|dim| find(&format!("attention_{kind}_{dim}"))).collect()
         };
-        let decode = if clusters { all("decode")? } else { Vec::new() };
         let (split, whole) = (all("split")?, all("whole")?);
         for (function, dim) in whole.iter().zip(ATTENTION_DIMS) {
             function.set_max_dynamic_shared(whole_shared(dim as u32, clusters))?;
         }
-        Ok(Self { decode, split, whole })
+        Ok(Self { split, whole })
     }
 }
 
@@ -79,30 +76,6 @@ impl Kernels {
         let how = self.split(dim, items, args.kv_heads);
         // SAFETY: the caller's.
         unsafe { launch(&self.attention.split[index(dim)], &how, stream, Args::new().value(&args)) }
-    }
-
-    /// Whether [`Self::attention_decode`] exists on this device.
-    pub fn prepares_in_attention(&self) -> bool {
-        !self.attention.decode.is_empty()
-    }
-
-    /// [`Self::attention_split`] where every item is one row whose sequence has no other in the step; it does
-    /// what [`Self::prepare`] does as well.
-    ///
-    /// # Safety
-    /// As for [`Self::attention_split`].
-    pub unsafe fn attention_decode(
-        &self,
-        stream: &Stream,
-        dim: usize,
-        items: u32,
-        args: AttentionArgs,
-        prepare: PrepareArgs,
-    ) -> Result<(), GpuError> {
-        let how = self.split(dim, items, args.kv_heads);
-        let args = Args::new().value(&args).value(&prepare);
-        // SAFETY: the caller's.
-        unsafe { launch(&self.attention.decode[index(dim)], &how, stream, args) }
     }
 
     fn split(&self, dim: usize, items: u32, kv_heads: u32) -> Launch {
