@@ -7,19 +7,24 @@ use anyhow::{Context, Result, bail};
 
 use crate::{Workspace, python, step::step};
 
-/// The oldest architecture that is supported, and the one that is tuned for, with and without the
-/// instructions that only it has.
-const ARCHITECTURES: [&str; 3] = ["80", "90", "90a"];
+/// The oldest architecture that is supported, and the one that is tuned for.
+const ARCHITECTURES: [&str; 2] = ["80", "90"];
+/// The source with instructions of one architecture alone, and that one.
+const SPECIAL: (&str, &str) = ("linear_wgmma", "90a");
 
-/// Compile `kernels/cuda/*.cu` with warnings as errors.
+/// Compile all CUDA sources with warnings as errors.
 pub fn compile(workspace: &Workspace) -> Result<()> {
     let nvcc = nvcc(workspace)?;
     let directory = workspace.root.join("kernels").join("cuda");
     let out = workspace.target.join("cubin");
     std::fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
-    for source in sorted(&directory)?.iter().filter(|path| path.extension().is_some_and(|e| e == "cu")) {
+    // What only measures lies beside what it measures for.
+    let bench = workspace.root.join("host").join("src").join("runner").join("cuda").join("measure");
+    let sources = [sorted(&directory)?, sorted(&bench)?].concat();
+    for source in sources.iter().filter(|path| path.extension().is_some_and(|e| e == "cu")) {
         let name = source.file_stem().unwrap_or_default().to_string_lossy();
-        for architecture in ARCHITECTURES {
+        let special = (name == SPECIAL.0).then_some(SPECIAL.1);
+        for architecture in ARCHITECTURES.into_iter().chain(special) {
             let mut command = Command::new(&nvcc);
             command
                 .args(["-std=c++17", "-O3", "-Werror", "all-warnings", "-cubin"])

@@ -97,7 +97,7 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
             description: info.description.clone(),
             device: placed.device,
             weight_bytes: info.weight_bytes,
-            workspace_bytes: placed.workspace_bytes(model),
+            workspace_bytes: placed.workspace_bytes(),
             page_bytes,
             pages: info.pages,
             context,
@@ -315,15 +315,15 @@ impl Prepared {
         observer: Option<Arc<dyn Observer>>,
     ) -> Result<Engine, Failure> {
         let config = &self.config;
-        let models = config.models.iter().zip(&self.texts).zip(&self.masked).zip(runners).map(
-            |(((model, text), masked), runner)| ModelSetup {
+        let models = config.models.iter().zip(&self.placed).zip(&self.texts).zip(&self.masked).zip(runners).map(
+            |((((model, placed), text), masked), runner)| ModelSetup {
                 runner,
                 masked: masked.clone(),
                 text: text.clone(),
                 min_batch: model.min_batch.clone(),
                 max_wait: model.max_wait,
-                max_rows: model.max_rows as usize,
-                prefill_chunk: model.prefill_chunk as usize,
+                max_rows: placed.max_rows as usize,
+                prefill_chunk: placed.prefill_chunk as usize,
             },
         );
         Engine::start_observed(models.collect(), routes, observer).map_err(|error| self.start_failure(&error))

@@ -18,6 +18,25 @@ pub struct Placed {
     pub architecture: Architecture,
     pub device: Device,
     dtype: Dtype,
+    /// Most rows of a forward.
+    pub max_rows: u32,
+    /// Most prompt rows of one request in a forward.
+    pub prefill_chunk: u32,
+}
+
+/// Rows of a forward and prompt rows of one request where the configuration gives none: short forwards on
+/// the CPU, and on CUDA as many as its kernels for prompts need to be busy.
+const CPU_ROWS: (u32, u32) = (256, 128);
+const CUDA_ROWS: (u32, u32) = (2048, 1024);
+
+/// Rows and chunk by what is given and by the device.
+fn row_limits(device: Device, rows: Option<u32>, chunk: Option<u32>) -> (u32, u32) {
+    let (default_rows, default_chunk) = match device {
+        Device::Cpu => CPU_ROWS,
+        Device::Cuda(_) => CUDA_ROWS,
+    };
+    let rows = rows.unwrap_or(default_rows.max(chunk.unwrap_or(0)));
+    (rows, chunk.unwrap_or(default_chunk).min(rows))
 }
 
 impl Placed {
@@ -29,7 +48,8 @@ impl Placed {
         };
         let architecture = architecture.map_err(|e| format!("models.{}: {e}", model.name))?;
         let (device, dtype) = devices.place(model)?;
-        Ok(Self { architecture, device, dtype })
+        let (max_rows, prefill_chunk) = row_limits(device, model.max_rows, model.prefill_chunk);
+        Ok(Self { architecture, device, dtype, max_rows, prefill_chunk })
     }
 
     /// Bytes of the weights.
@@ -49,12 +69,10 @@ impl Placed {
     }
 
     /// Bytes besides weights and K/V, as far as they are taken beforehand.
-    pub fn workspace_bytes(&self, model: &ModelConfig) -> u64 {
+    pub fn workspace_bytes(&self) -> u64 {
         match self.device {
             Device::Cpu => 0,
-            Device::Cuda(_) => {
-                cuda::workspace_bytes(&self.architecture, self.dtype, model.max_rows, model.prefill_chunk)
-            }
+            Device::Cuda(_) => cuda::workspace_bytes(&self.architecture, self.dtype, self.max_rows, self.prefill_chunk),
         }
     }
 }
@@ -119,8 +137,8 @@ impl Prepared {
             ordinal,
             dtype: placed.dtype,
             pages,
-            max_rows: model.max_rows,
-            prefill_chunk: model.prefill_chunk,
+            max_rows: placed.max_rows,
+            prefill_chunk: placed.prefill_chunk,
             high_priority: self.placed.iter().any(larger),
             progress: Some(told),
         };
@@ -150,7 +168,7 @@ mod tests {
             description: placed.architecture.describe(),
             device: placed.device,
             weight_bytes: placed.weight_bytes(),
-            workspace_bytes: placed.workspace_bytes(model),
+            workspace_bytes: placed.workspace_bytes(),
             page_bytes: placed.page_bytes(),
             pages: 0,
             context: placed.architecture.context as u32,
@@ -159,6 +177,15 @@ mod tests {
             MemoryPlan { models: models.collect(), devices: device_plans(&placed, &mut devices, config.gpu) };
         plan.share_out(&(0..placed.len()).collect::<Vec<_>>());
         plan
+    }
+
+    #[test]
+    fn rows_follow_the_device_unless_they_are_given() {
+        assert_eq!(row_limits(Device::Cpu, None, None), (256, 128));
+        assert_eq!(row_limits(Device::Cuda(1), None, None), (2048, 1024));
+        assert_eq!(row_limits(Device::Cuda(0), Some(64), None), (64, 64));
+        assert_eq!(row_limits(Device::Cpu, None, Some(300)), (300, 300));
+        assert_eq!(row_limits(Device::Cpu, Some(500), Some(300)), (500, 300));
     }
 
     #[test]

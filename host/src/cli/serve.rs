@@ -169,14 +169,15 @@ pub fn plugin_infos(prepared: &Prepared) -> Vec<PluginInfo> {
 /// Where each model was found, and the keys that decide how it is run.
 pub fn sources(prepared: &Prepared) -> String {
     let mut rows = vec![["model", "directory", "min_batch", "max_rows", "prefill_chunk"].map(String::from)];
-    for (model, directory) in prepared.config.models.iter().zip(&prepared.directories) {
+    let models = prepared.config.models.iter().zip(&prepared.directories).zip(&prepared.placed);
+    for ((model, directory), placed) in models {
         let ladder: Vec<String> = model.min_batch.iter().map(u32::to_string).collect();
         rows.push([
             model.name.clone(),
             directory.display().to_string(),
             ladder.join(","),
-            model.max_rows.to_string(),
-            model.prefill_chunk.to_string(),
+            placed.max_rows.to_string(),
+            placed.prefill_chunk.to_string(),
         ]);
     }
     table(&rows, 2)

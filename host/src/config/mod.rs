@@ -97,8 +97,10 @@ pub struct ModelConfig {
     pub max_wait: Duration,
     /// `None`: as the device has room.
     pub pool: Option<Pool>,
-    pub max_rows: u32,
-    pub prefill_chunk: u32,
+    /// `None`: by the device.
+    pub max_rows: Option<u32>,
+    /// `None`: by the device. Not above `max_rows`.
+    pub prefill_chunk: Option<u32>,
     /// Lowers the model's own context.
     pub context: Option<u32>,
     /// Texts of tokens that are never sampled.

@@ -13,8 +13,6 @@ use crate::engine::OnError;
 use crate::runner::model_config::shapes;
 
 const DEFAULT_MAX_WAIT: Duration = Duration::from_millis(50);
-const DEFAULT_MAX_ROWS: u32 = 256;
-const DEFAULT_PREFILL_CHUNK: u32 = 128;
 
 pub(super) fn config(text: &str, file: &Path, variables: &BTreeMap<String, String>) -> Result<Config, Fault> {
     let mut root = tree::parse(text)?;
@@ -103,20 +101,16 @@ fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
         None => DEFAULT_MAX_WAIT,
     };
     let pool = pool(&mut section)?;
-    let max_rows_field = section.take("max_rows");
-    let max_rows = match &max_rows_field {
-        Some(field) => field.integer(1..=65536)? as u32,
-        None => DEFAULT_MAX_ROWS,
-    };
+    let max_rows = section.take("max_rows").map(|f| f.integer(1..=65536)).transpose()?.map(|rows| rows as u32);
     let prefill_chunk = match section.take("prefill_chunk") {
         Some(field) => {
             let chunk = field.integer(1..=65536)? as u32;
-            if chunk > max_rows {
-                return Err(field.fault(format!("must not be above max_rows ({max_rows})")));
+            if let Some(rows) = max_rows.filter(|rows| chunk > *rows) {
+                return Err(field.fault(format!("must not be above max_rows ({rows})")));
             }
-            chunk
+            Some(chunk)
         }
-        None => DEFAULT_PREFILL_CHUNK.min(max_rows),
+        None => None,
     };
     let context = section.take("context").map(|f| f.integer(1..=1 << 30)).transpose()?.map(|c| c as u32);
     let masked_tokens = match section.take("masked_tokens") {

@@ -95,7 +95,7 @@ requests = true
     assert_eq!((config.models[0].pool, &config.models[0].min_batch), (Some(Pool::Pages(100)), &vec![3]));
     let large = &config.models[1];
     assert_eq!((large.pool, large.context), (Some(Pool::Bytes(3 << 29)), Some(512)));
-    assert_eq!((large.max_rows, large.prefill_chunk), (64, 16));
+    assert_eq!((large.max_rows, large.prefill_chunk), (Some(64), Some(16)));
     assert_eq!((large.max_wait, &large.min_batch), (Duration::from_millis(7), &vec![1, 2, 2]));
     assert_eq!(config.models[2].pool, Some(Pool::Tokens(4096)));
     let route = &config.routes[0];

@@ -7,28 +7,26 @@
 #![allow(unsafe_code)]
 
 mod forward;
+mod limits;
 mod load;
 pub(crate) mod measure;
 mod memory;
 mod nets;
+mod outputs;
 mod step;
 
 use std::path::Path;
 
-use tokenrouter_kernels::Distribution;
-use tokenrouter_kernels::gpu::ops::{
-    ATTENTION_DIMS, Kernels, LIST, MAX_STREAMED_ROWS, MAX_VOCABULARY, Matrix, SAMPLE_WORDS, item_rows,
-};
+use tokenrouter_kernels::gpu::ops::{Kernels, MAX_STREAMED_ROWS, Matrix, SAMPLE_WORDS};
 use tokenrouter_kernels::gpu::{Arena, Device, DevicePtr, GpuError, Graph, Pinned, Priority, Stream, kernel_cache};
 
 use super::model_config::{LoadError, ModelConfig};
 use super::net::{Net, NetId};
-use super::sampler::{NOT_FINITE, Row, Sampler};
-use super::{
-    Columns, ModelInfo, NetScores, PAGE_TOKENS, RowBatch, RowOutputs, Runner, RunnerError, Sample, SignalRequest, check,
-};
-use crate::request::{ModelId, TokenId};
+use super::sampler::Sampler;
+use super::{ModelInfo, NetScores, PAGE_TOKENS, RowBatch, RowOutputs, Runner, RunnerError, check};
+use crate::request::ModelId;
 use forward::{Forward, Size};
+use limits::check_config;
 use load::Loader;
 use memory::{Buffers, Counter, SCORES, SLOTS, Tensors, UploadLayout, results};
 use nets::{CudaNet, Inputs};
@@ -385,130 +383,6 @@ impl CudaRunner {
         self.nets[..net].iter().map(|net| net.width).sum()
     }
 
-    /// What takes whole rows of logits, which are fetched for it: tokens that the host draws, and lists of
-    /// the best that are longer than the device's.
-    fn read_logits(&mut self, batch: &RowBatch<'_>, step: &Step) -> Result<Vec<FromLogits>, GpuError> {
-        let mut all = vec![FromLogits::default(); step.slots.len()];
-        let top_k = batch.signals.top_k as usize;
-        let (pitch, vocabulary) = (memory::pitch(&self.config), self.config.vocab_size);
-        for (index, slot) in step.slots.iter().enumerate().filter(|(_, slot)| slot.on_host || top_k > LIST) {
-            let from = self.buffers.logits.offset(index * pitch * 4);
-            // SAFETY: a row of logits; `logits` is read after the stream was waited for.
-            unsafe { self.stream.download_async(&mut self.logits, from, vocabulary * 4)? };
-            self.stream.synchronize()?;
-            let logits = &mut self.logits[..vocabulary];
-            if top_k > LIST {
-                let mut ids = Vec::new();
-                tokenrouter_kernels::top(logits, top_k, &mut ids);
-                all[index].top = ids.into_iter().map(|id| (id, logits[id as usize])).collect();
-            }
-            if slot.on_host {
-                let s = &batch.sequences[slot.sequence];
-                let row = Row {
-                    context: &s.context[..slot.end],
-                    prompt_len: s.prompt_len,
-                    params: s.sampling,
-                    masked: s.masked,
-                };
-                let nothing = SignalRequest::default();
-                all[index].sample = Some(self.sampler.sample(logits, &row, &nothing, &mut Columns::default()));
-            }
-        }
-        Ok(all)
-    }
-
-    /// Give nets the tokens that the host drew, evaluate them and fetch their scores.
-    fn evaluate_after_host(&mut self, nets: &[NetId], prompt: bool, fetched: &[FromLogits]) -> Result<(), GpuError> {
-        let words = fetched.len() * SAMPLE_WORDS;
-        for (index, fetched) in fetched.iter().enumerate() {
-            let Some(sample) = &fetched.sample else { continue };
-            let out = &mut self.download[index * SAMPLE_WORDS..][..2];
-            out.copy_from_slice(&[sample.token, u32::from(sample.finite)]);
-        }
-        self.upload[..words].copy_from_slice(&self.download[..words]);
-        // SAFETY: the results have room; `upload` is written again only after the stream was waited for.
-        unsafe { self.stream.upload_async(self.buffers.results, &self.upload, words * 4)? };
-        self.launch_nets(nets, prompt)?;
-        // SAFETY: as in `run`.
-        unsafe {
-            self.stream.download_async(&mut self.download, self.buffers.results, results::TOKEN_LOGITS * 4)?;
-        }
-        self.stream.synchronize()
-    }
-
-    /// Samples and signals of a step, from `download`.
-    fn collect(&mut self, batch: &RowBatch<'_>, step: &Step, fetched: Vec<FromLogits>, out: &mut RowOutputs) {
-        let wanted = &batch.signals;
-        for (index, (slot, fetched)) in step.slots.iter().zip(fetched).enumerate() {
-            let s = &batch.sequences[slot.sequence];
-            let words = &self.download[results::SAMPLES + index * SAMPLE_WORDS..][..SAMPLE_WORDS];
-            let float = |word: usize| f32::from_bits(words[word]);
-            let ids = &self.download[results::TOKEN_LOGITS + index * LIST..][..wanted.token_logits.len()];
-            out.signals.token_logits.extend(ids.iter().map(|bits| f32::from_bits(*bits)));
-            let top = &self.download[results::TOP_IDS + index * LIST..][..LIST];
-            let values = &self.download[results::TOP_VALUES + index * LIST..][..LIST];
-            let top_k = wanted.top_k as usize;
-            let finite = words[1] != 0 || slot.on_host;
-            let distribution =
-                Distribution { max: float(3), argmax: 0, second: float(4), log_sum_exp: float(5), entropy: float(6) };
-            let known = finite && distribution.log_sum_exp.is_finite();
-            let listed = if !known {
-                0
-            } else if top_k <= LIST {
-                out.signals.topk_values.extend(values[..top_k].iter().map(|bits| f32::from_bits(*bits)));
-                out.signals.topk_ids.extend(&top[..top_k]);
-                top_k
-            } else {
-                out.signals.topk_values.extend(fetched.top.iter().map(|(_, value)| value));
-                out.signals.topk_ids.extend(fetched.top.iter().map(|(id, _)| id));
-                fetched.top.len()
-            };
-            out.signals.push_top(&[], &[], top_k - listed);
-            let possible =
-                self.config.vocab_size - s.masked.iter().filter(|id| (**id as usize) < self.config.vocab_size).count();
-            let sample = match fetched.sample {
-                Some(sample) => sample,
-                None if !known => NOT_FINITE,
-                None => {
-                    let count = s.sampling.top_logprobs.unwrap_or(0) as usize;
-                    let listed =
-                        top.iter().zip(values).take(count).filter(|(_, bits)| f32::from_bits(**bits).is_finite());
-                    Sample {
-                        token: words[0],
-                        logprob: distribution.log_prob(float(2)),
-                        top_logprobs: listed
-                            .map(|(id, bits)| (*id, distribution.log_prob(f32::from_bits(*bits))))
-                            .collect(),
-                        finite: true,
-                    }
-                }
-            };
-            let scalars = known.then_some((&distribution, possible, sample.logprob));
-            out.signals.push_scalars(wanted.scalars, scalars);
-            out.samples.push(sample);
-        }
-    }
-
-    fn collect_scores(&self, batch: &RowBatch<'_>, step: &Step, nets: &[NetId], out: &mut [(NetId, NetScores)]) {
-        for (id, (_, scores)) in nets.iter().zip(out) {
-            let column = self.score_column(id.0 as usize);
-            for (index, slot) in step.slots.iter().enumerate() {
-                let named = batch.sequences[slot.sequence].nets.contains(id);
-                let row = &self.download[results::SCORES_AT + index * SCORES + column..][..scores.width];
-                scores.scores.extend(row.iter().map(|bits| if named { f32::from_bits(*bits) } else { f32::NAN }));
-            }
-        }
-    }
-
-    fn fetch_hidden(&mut self, step: &Step, out: &mut RowOutputs) -> Result<(), GpuError> {
-        let words = step.slots.len() * self.config.hidden;
-        // SAFETY: the slots' hidden states; `download` is read after the stream was waited for.
-        unsafe { self.stream.download_async(&mut self.download, self.buffers.hidden, words * 4)? };
-        self.stream.synchronize()?;
-        out.hidden.extend(self.download[..words].iter().map(|bits| f32::from_bits(*bits)));
-        Ok(())
-    }
-
     fn step(
         &mut self,
         batch: &RowBatch<'_>,
@@ -596,44 +470,9 @@ impl Runner for CudaRunner {
     }
 }
 
-/// What the host made of a slot's logits.
-#[derive(Clone, Debug, Default)]
-struct FromLogits {
-    sample: Option<Sample>,
-    /// The best tokens with their logits.
-    top: Vec<(TokenId, f32)>,
-}
-
 /// A lost context takes the runner with it.
 fn runner_error(error: GpuError) -> RunnerError {
     if error.is_fatal() { RunnerError::fatal(error.to_string()) } else { RunnerError::new(error.to_string()) }
-}
-
-/// What the kernels cannot compute.
-fn check_config(config: &ModelConfig, dtype: Dtype) -> Result<(), String> {
-    let group = config.heads / config.kv_heads;
-    if config.vocab_size > MAX_VOCABULARY {
-        return Err(format!("vocab_size is {}; on CUDA at most {MAX_VOCABULARY} are possible", config.vocab_size));
-    }
-    if config.head_dim > 256 {
-        return Err(format!("head_dim is {}; on CUDA at most 256 is possible", config.head_dim));
-    }
-    if dtype == Dtype::F32 {
-        return Ok(());
-    }
-    let remedy = "set the model's dtype to \"f32\" or its device to \"cpu\"";
-    if !ATTENTION_DIMS.contains(&config.head_dim) {
-        return Err(format!("head_dim is {}; in bf16 it must be one of {ATTENTION_DIMS:?}; {remedy}", config.head_dim));
-    }
-    if item_rows(group as u32, false) == 0 {
-        return Err(format!("{group} query heads share a key/value head; in bf16 at most 8 can; {remedy}"));
-    }
-    for (name, value) in [("hidden_size", config.hidden), ("intermediate_size", config.intermediate)] {
-        if !value.is_multiple_of(32) {
-            return Err(format!("{name} is {value}; in bf16 it must be a multiple of 32; {remedy}"));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
