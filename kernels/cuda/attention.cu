@@ -299,10 +299,22 @@ __device__ __forceinline__ void attend(const AttentionArgs& a, const Item& item,
             b[n][0] = transpose8(to_bf16x2(s[n][0], s[n][1]));
             b[n][1] = transpose8(to_bf16x2(s[n][2], s[n][3]));
         }
+        // Slots that no row of the item sees may hold what an earlier owner of the page left. They count 0
+        // times, but 0 times NaN is NaN.
+        u32 low = FULL_MASK, high = FULL_MASK;
+        const u32 seen = item.position + item.rows - page * PAGE;
+        if (seen < PAGE) {
+            low = (2 * t < seen ? 0xffffu : 0) | (2 * t + 1 < seen ? 0xffff0000u : 0);
+            high = (2 * t + 8 < seen ? 0xffffu : 0) | (2 * t + 9 < seen ? 0xffff0000u : 0);
+        }
         const u16* values = pages.values() + lane * 8;
 #pragma unroll
         for (int d = 0; d < D / 16; d++) {
-            const uint4 v = *(const uint4*)(values + d * 256);
+            uint4 v = *(const uint4*)(values + d * 256);
+            v.x &= low;
+            v.y &= low;
+            v.z &= high;
+            v.w &= high;
 #pragma unroll
             for (int n = 0; n < NT; n++) mma(r.acc[n][d], v.x, v.y, v.z, v.w, b[n][0], b[n][1]);
         }

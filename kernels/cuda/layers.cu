@@ -61,7 +61,6 @@ __device__ __forceinline__ void norm_row(const float* x, const float* weight, fl
         let_next_start();                                                                                             \
         norm_row(x + (u64)blockIdx.x * hidden, weight, eps, hidden, out + (u64)blockIdx.x * hidden, (float*)nullptr); \
     }
-NORM_ROWS(bf16, u16)
 NORM_ROWS(f32, float)
 
 // The last norm at the sampled rows: out and hidden[slot] = norm of x[sampled[slot * stride]]. Slots
@@ -151,7 +150,6 @@ __device__ __forceinline__ void silu_mul(const T* gate_up, const float* bias, u3
     float up = load(gate_up + row * 2 * inner + inner + i) + (bias ? bias[inner + i] : 0.0f);
     store(out + row * inner + i, gate / (1.0f + expf(-gate)) * up);
 }
-extern "C" __global__ void silu_mul_bf16(const u16* gate_up, const float* bias, u32 inner, u16* out) { silu_mul(gate_up, bias, inner, out); }
 extern "C" __global__ void silu_mul_f32(const float* gate_up, const float* bias, u32 inner, float* out) { silu_mul(gate_up, bias, inner, out); }
 
 // x[row] += bias.

@@ -215,6 +215,7 @@ __device__ __forceinline__ void linear_wgmma(const LinearArgs& a) {
             for (int k = 0; k < 4; k++) wgmma(acc, m[k], x + k * (2 * CORES / 16));
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+            __syncwarp();
             if (lane == 0) barrier_arrive(empty + stage);
             line += SLICES;
             if (line >= lines) {

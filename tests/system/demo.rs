@@ -94,7 +94,6 @@ fn runner(name: &str, directory: &Path, model: ModelId, setup: &Setup) -> Box<dy
                 dtype: Dtype::F32,
                 pages,
                 max_rows: setup.max_rows as u32,
-                prefill_chunk: setup.prefill_chunk as u32,
                 high_priority: false,
                 progress: None,
             };

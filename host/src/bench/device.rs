@@ -119,7 +119,7 @@ pub(super) fn load(
     }
     let kv = u64::from(pages) * cuda::page_bytes(config, dtype);
     let weights = cuda::weight_bytes(config, dtype);
-    let wanted = weights + kv + cuda::workspace_bytes(config, dtype, MAX_ROWS, MAX_ROWS);
+    let wanted = weights + kv + cuda::workspace_bytes(config, dtype, MAX_ROWS);
     let free = cuda::device(ordinal)?.free;
     if wanted > free {
         return Err(format!(
@@ -138,7 +138,6 @@ pub(super) fn load(
         dtype,
         pages,
         max_rows: MAX_ROWS,
-        prefill_chunk: MAX_ROWS,
         high_priority: false,
         progress: None,
     };

@@ -48,6 +48,9 @@ impl Placed {
         };
         let architecture = architecture.map_err(|e| format!("models.{}: {e}", model.name))?;
         let (device, dtype) = devices.place(model)?;
+        if let Device::Cuda(_) = device {
+            cuda::check_config(&architecture, dtype).map_err(|e| format!("models.{}: {e}", model.name))?;
+        }
         let (max_rows, prefill_chunk) = row_limits(device, model.max_rows, model.prefill_chunk);
         Ok(Self { architecture, device, dtype, max_rows, prefill_chunk })
     }
@@ -72,7 +75,7 @@ impl Placed {
     pub fn workspace_bytes(&self) -> u64 {
         match self.device {
             Device::Cpu => 0,
-            Device::Cuda(_) => cuda::workspace_bytes(&self.architecture, self.dtype, self.max_rows, self.prefill_chunk),
+            Device::Cuda(_) => cuda::workspace_bytes(&self.architecture, self.dtype, self.max_rows),
         }
     }
 }
@@ -138,7 +141,6 @@ impl Prepared {
             dtype: placed.dtype,
             pages,
             max_rows: placed.max_rows,
-            prefill_chunk: placed.prefill_chunk,
             high_priority: self.placed.iter().any(larger),
             progress: Some(told),
         };

@@ -89,7 +89,6 @@ impl Poisoned {
             dtype: how.dtype,
             pages: how.pages + POISON_PAGES,
             max_rows: how.max_rows,
-            prefill_chunk: 256,
             high_priority: false,
             progress: None,
         };

@@ -35,7 +35,9 @@ pub enum GpuError {
 impl GpuError {
     /// Whether the device context is lost: every later call of this process on this device fails, too.
     pub fn is_fatal(&self) -> bool {
-        const FATAL: [CUresult; 14] = [
+        const FATAL: [CUresult; 16] = [
+            CUresult::CUDA_ERROR_CONTAINED,
+            CUresult::CUDA_ERROR_EXTERNAL_DEVICE,
             CUresult::CUDA_ERROR_DEINITIALIZED,
             CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
             CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE,

@@ -1,12 +1,26 @@
 //! What the kernels cannot compute.
 
-use tokenrouter_kernels::gpu::ops::{ATTENTION_DIMS, MAX_VOCABULARY, item_rows};
+use tokenrouter_kernels::gpu::ops::{ATTENTION_DIMS, MAX_VOCABULARY, SHARED_MEMORY, item_rows};
 
 use super::Dtype;
 use crate::runner::model_config::ModelConfig;
 
-/// Refuse it, with the remedy.
-pub(super) fn check_config(config: &ModelConfig, dtype: Dtype) -> Result<(), String> {
+/// Refuse a device that the kernels do not run on. `shared`: bytes that a block can have.
+pub(super) fn check_device(name: &str, capability: (u32, u32), shared: u32) -> Result<(), String> {
+    let remedy = "use an A100, H100 or H200, or set the model's device to \"cpu\"";
+    if capability < (8, 0) {
+        let (major, minor) = capability;
+        return Err(format!("{name} has compute capability {major}.{minor}, at least 8.0 is needed; {remedy}"));
+    }
+    if shared < SHARED_MEMORY {
+        let (has, needed) = (shared / 1024, SHARED_MEMORY / 1024);
+        return Err(format!("{name} has {has} KiB of shared memory a block, {needed} KiB are needed; {remedy}"));
+    }
+    Ok(())
+}
+
+/// Refuse a model, with the remedy.
+pub fn check_config(config: &ModelConfig, dtype: Dtype) -> Result<(), String> {
     let group = config.heads / config.kv_heads;
     if config.vocab_size > MAX_VOCABULARY {
         return Err(format!("vocab_size is {}; on CUDA at most {MAX_VOCABULARY} are possible", config.vocab_size));

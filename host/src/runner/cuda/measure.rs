@@ -27,7 +27,7 @@ pub(crate) enum Replayed<'a> {
 }
 
 impl CudaRunner {
-    /// Fill all K/V with normally distributed numbers, as if prompts had been computed.
+    /// Fill all K/V with random numbers, as if prompts had been computed.
     pub(crate) fn fill_kv(&self, seed: u64) -> Result<(), String> {
         let count = u64::from(self.info.pages) * page_bytes(&self.config, self.dtype) / self.dtype.size();
         let fill = || -> Result<(), GpuError> {

@@ -26,7 +26,7 @@ use super::sampler::Sampler;
 use super::{ModelInfo, NetScores, PAGE_TOKENS, RowBatch, RowOutputs, Runner, RunnerError, check};
 use crate::request::ModelId;
 use forward::{Forward, Size};
-use limits::check_config;
+pub use limits::check_config;
 use load::Loader;
 use memory::{Buffers, Counter, SCORES, SLOTS, Tensors, UploadLayout, results};
 use nets::{CudaNet, Inputs};
@@ -47,13 +47,15 @@ pub struct DeviceInfo {
 
 /// The device number `ordinal`. The error is one sentence: what was looked for and where.
 pub fn device(ordinal: u32) -> Result<DeviceInfo, String> {
-    let look = || -> Result<DeviceInfo, GpuError> {
+    let look = || -> Result<(Device, (usize, usize)), GpuError> {
         tokenrouter_kernels::gpu::libraries::find()?;
         let device = Device::open(ordinal as usize)?;
-        let (free, total) = device.memory()?;
-        Ok(DeviceInfo { ordinal, name: device.name().to_owned(), total: total as u64, free: free as u64 })
+        let memory = device.memory()?;
+        Ok((device, memory))
     };
-    look().map_err(|error| error.to_string())
+    let (device, (free, total)) = look().map_err(|error| error.to_string())?;
+    limits::check_device(device.name(), device.capability(), device.shared_memory_limit())?;
+    Ok(DeviceInfo { ordinal, name: device.name().to_owned(), total: total as u64, free: free as u64 })
 }
 
 /// Type of the weights and of K/V.
@@ -87,7 +89,7 @@ pub fn page_bytes(config: &ModelConfig, dtype: Dtype) -> u64 {
 }
 
 /// Bytes of everything else that a loaded model keeps on its device, the context and graphs included.
-pub fn workspace_bytes(config: &ModelConfig, dtype: Dtype, max_rows: u32, _prefill_chunk: u32) -> u64 {
+pub fn workspace_bytes(config: &ModelConfig, dtype: Dtype, max_rows: u32) -> u64 {
     /// What the driver takes for a context, kernels and graphs: 0.5 GiB on an H200 with driver 580.
     const DRIVER: u64 = 512 << 20;
     /// Pages are not known before the plan; a list of this many words is a part of the work memory.
@@ -118,8 +120,6 @@ pub struct LoadOptions<'a> {
     pub pages: u32,
     /// Most rows that are computed at a time; longer forwards are cut.
     pub max_rows: u32,
-    /// Most prompt rows of one request in one forward.
-    pub prefill_chunk: u32,
     /// Its steps go before those of models of normal priority on the same device.
     pub high_priority: bool,
     /// Told how far loading is.
@@ -153,6 +153,8 @@ pub struct CudaRunner {
     logits: Pinned<f32>,
     kernels: Kernels,
     stream: Stream,
+    /// Something was enqueued and not waited for: the last forward failed in between.
+    busy: bool,
     /// Dropped last: everything above lies in it.
     _arena: Arena,
     device: Device,
@@ -247,6 +249,7 @@ impl CudaRunner {
             net_graphs: Vec::new(),
             kernels,
             stream,
+            busy: false,
             _arena: arena,
             device,
         })
@@ -301,9 +304,13 @@ impl CudaRunner {
         let rows: usize = parts.iter().map(|part| part.end - part.start).sum();
         let layout = self.layout(rows);
         let small = rows <= MAX_STREAMED_ROWS as usize;
-        let step = step::fill(batch, parts, layout, !small, self.fixed, &mut self.upload).map_err(RunnerError::new)?;
         // The thread that loaded the model is another one than that which runs it.
         self.device.make_current().map_err(text)?;
+        if self.busy {
+            self.stream.synchronize().map_err(text)?;
+        }
+        let step = step::fill(batch, parts, layout, !small, self.fixed, &mut self.upload).map_err(RunnerError::new)?;
+        self.busy = true;
         // SAFETY: the upload memory has room for all words, and `upload` is not written before the stream was
         // waited for; graphs and steps are of this runner.
         unsafe {
@@ -392,6 +399,7 @@ impl CudaRunner {
     ) -> Result<(), RunnerError> {
         let text = runner_error;
         let step = self.run(batch, parts, nets)?;
+        self.busy = false;
         if step.slots.is_empty() {
             return Ok(());
         }
@@ -416,8 +424,10 @@ impl Runner for CudaRunner {
         let text = runner_error;
         let columns = self.score_column(self.nets.len()) + net.width();
         if columns > SCORES {
-            let message =
-                format!("{}: the model's nets give {columns} scores, but CUDA has room for {SCORES}", net.name);
+            let message = format!(
+                "{}: the model's nets give {columns} scores, but CUDA has room for {SCORES}; set the model's device to \"cpu\"",
+                net.name
+            );
             return Err(RunnerError::new(message));
         }
         self.device.make_current().map_err(text)?;
@@ -451,11 +461,18 @@ impl Runner for CudaRunner {
         self.net_graphs.clear();
         self.nets.clear();
         self.fixed.net_list = 0;
+        if self.hidden_pages.take().is_some() {
+            // Steps keep hidden states no more.
+            self.graphs = [const { None }; BUCKETS.len()];
+        }
     }
 
     fn forward(&mut self, batch: &RowBatch<'_>) -> Result<RowOutputs, RunnerError> {
         let named = |message: String| RunnerError::new(format!("model `{}`: {message}", self.info.name));
         check(&self.info, self.nets.len(), batch)?;
+        if batch.sequences.is_empty() {
+            return Ok(RowOutputs::default());
+        }
         step::check_signals(batch).map_err(named)?;
         let mut nets: Vec<NetId> = batch.sequences.iter().flat_map(|s| s.nets).copied().collect();
         nets.sort_unstable();

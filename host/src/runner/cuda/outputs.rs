@@ -67,6 +67,7 @@ impl CudaRunner {
             out.copy_from_slice(&[sample.token, u32::from(sample.finite)]);
         }
         self.upload[..words].copy_from_slice(&self.download[..words]);
+        self.busy = true;
         // SAFETY: the results have room; `upload` is written again only after the stream was waited for.
         unsafe { self.stream.upload_async(self.buffers.results, &self.upload, words * 4)? };
         self.launch_nets(nets, prompt)?;
@@ -74,7 +75,9 @@ impl CudaRunner {
         unsafe {
             self.stream.download_async(&mut self.download, self.buffers.results, results::TOKEN_LOGITS * 4)?;
         }
-        self.stream.synchronize()
+        self.stream.synchronize()?;
+        self.busy = false;
+        Ok(())
     }
 
     /// Samples and signals of a step, from `download`.

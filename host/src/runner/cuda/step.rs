@@ -150,7 +150,13 @@ pub(super) fn fill(
 pub(super) fn check_signals(batch: &RowBatch<'_>) -> Result<(), String> {
     let ids = batch.signals.token_logits.len();
     if ids > LIST {
-        return Err(format!("the logits of {ids} tokens are asked for, but CUDA gives at most {LIST}"));
+        return Err(format!(
+            "the logits of {ids} tokens are asked for, but CUDA gives at most {LIST}; set the model's device to \"cpu\""
+        ));
+    }
+    let most = batch.sequences.iter().filter_map(|s| s.sampling.top_logprobs).max().unwrap_or(0) as usize;
+    if most > LIST {
+        return Err(format!("top_logprobs is {most}; at most {LIST} are possible"));
     }
     Ok(())
 }

@@ -23,6 +23,18 @@ fn what_bf16_cannot_compute_is_refused_with_a_remedy() {
 }
 
 #[test]
+fn devices_that_the_kernels_do_not_run_on_are_refused() {
+    let check = limits::check_device;
+    assert_eq!(check("NVIDIA H200", (9, 0), 227 * 1024), Ok(()));
+    assert_eq!(check("NVIDIA A100", (8, 0), 163 * 1024), Ok(()));
+    assert_eq!(
+        check("NVIDIA L4", (8, 9), 99 * 1024).unwrap_err(),
+        "NVIDIA L4 has 99 KiB of shared memory a block, 161 KiB are needed; use an A100, H100 or H200, or set the model's device to \"cpu\""
+    );
+    assert!(check("Tesla T4", (7, 5), 64 * 1024).unwrap_err().contains("7.5, at least 8.0"));
+}
+
+#[test]
 fn sizes_are_what_is_allocated() {
     let config = qwen();
     // Matrices in bf16, norms and rotary frequencies in f32.
@@ -31,7 +43,6 @@ fn sizes_are_what_is_allocated() {
     assert!(bf16 > expected && bf16 < expected + expected / 1000, "{bf16} for {expected}");
     assert_eq!(page_bytes(&config, Dtype::Bf16), 16 * 114_688);
     assert_eq!(page_bytes(&config, Dtype::F32), 32 * 114_688);
-    let (small, large) =
-        (workspace_bytes(&config, Dtype::Bf16, 64, 64), workspace_bytes(&config, Dtype::Bf16, 2048, 64));
+    let (small, large) = (workspace_bytes(&config, Dtype::Bf16, 64), workspace_bytes(&config, Dtype::Bf16, 2048));
     assert!(large > small && small > 512 << 20);
 }

@@ -19,6 +19,9 @@ pub use linear::{Epilogue, LinearArgs, MAX_STREAMED_ROWS, TILE, packed_numbers, 
 pub use nets::{Activation, Matrix};
 pub use sampling::{LIST, MAX_VOCABULARY, PARAMS_WORDS, SAMPLE_WORDS, SampleParams, SamplingArgs, chunks, mode};
 
+/// Bytes of shared memory that a block of the largest kernel takes.
+pub const SHARED_MEMORY: u32 = 161 * 1024;
+
 /// Words of the header of a step's upload, see `common.cuh`.
 pub const HEADER_WORDS: usize = 16;
 
