@@ -285,7 +285,7 @@ async fn readiness_is_not_liveness() {
 
 #[tokio::test]
 async fn more_than_the_server_writes_at_once() {
-    let pause = std::time::Duration::from_millis(20);
+    let pause = std::time::Duration::from_millis(100);
     let server = Server::with("a long answer", super::fixture::Options { pause, ..Default::default() });
     // Fill the house with slow answers, held by streams that nobody reads.
     let mut body = completion();
