@@ -64,7 +64,9 @@ fn a_load_on_the_demo() {
         assert!((2 * large - 3..=2 * large).contains(&handoffs), "{handoffs} {large}");
         // The small model computes every token, those of the large one too.
         assert!(models[0]["steps"].as_f64().unwrap() * models[0]["mean_batch"].as_f64().unwrap() >= 72.0);
-        assert!(load["decode_tokens_per_second"].as_f64().unwrap() > 0.0);
+        // There is none when the first request ends before the second has a token.
+        let decode = &load["decode_tokens_per_second"];
+        assert!(decode.as_f64().is_some_and(|rate| rate > 0.0) || (requests == 2 && decode.is_null()), "{decode}");
         let [first, ninety_nine] = ["p50", "p99"].map(|p| load["ttft_ms"][p].as_f64().unwrap());
         assert!(first > 0.0 && ninety_nine >= first);
     }
