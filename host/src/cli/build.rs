@@ -157,6 +157,14 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
         prepared.check(&prepared.route(index))?;
     }
     prepared.plan.devices = device_plans(&prepared.placed, &mut devices, prepared.config.gpu);
+    for (index, (model, placed)) in prepared.config.models.iter().zip(&prepared.placed).enumerate() {
+        if let Device::Cuda(_) = placed.device {
+            let checked = prepared.nets().check_cuda(ModelId(index as u32));
+            checked.map_err(|e| {
+                Failure::input(prepared.config.error(&model.origin, format!("models.{}: {e}", model.name)))
+            })?;
+        }
+    }
     prepared.plan_routers();
     prepared.plan.share_out(&open_pools);
     for (info, plan) in prepared.infos.iter_mut().zip(&prepared.plan.models) {

@@ -7,7 +7,7 @@ use tokenrouter_plugin_api::net::Net;
 use super::RouteSetup;
 use crate::policy::nets;
 use crate::request::ModelId;
-use crate::runner::ModelInfo;
+use crate::runner::{ModelInfo, cuda};
 
 /// Nets that [`super::check_route`] has found good, all for the same models. Their weights are not read again
 /// for other routes that describe the same net, such as one route with several thresholds.
@@ -21,6 +21,9 @@ struct Checked {
     net: Net,
     bytes: u64,
     looks_back: bool,
+    width: usize,
+    /// What keeps a CUDA device from computing it.
+    on_cuda: Result<(), String>,
 }
 
 impl CheckedNets {
@@ -41,6 +44,8 @@ impl CheckedNets {
                 net: net.clone(),
                 bytes: ready.bytes(),
                 looks_back: ready.back() > 0,
+                width: ready.width(),
+                on_cuda: cuda::check_net(&ready),
             });
         }
         Ok(())
@@ -54,6 +59,17 @@ impl CheckedNets {
     /// Whether a net at `model` reads earlier positions, for which the model then keeps hidden states.
     pub fn looks_back(&self, model: ModelId) -> bool {
         self.0.iter().any(|c| c.model == model && c.looks_back)
+    }
+
+    /// Refuse nets at `model` that a CUDA device cannot compute.
+    pub fn check_cuda(&self, model: ModelId) -> Result<(), String> {
+        let mut columns = 0;
+        for checked in self.0.iter().filter(|c| c.model == model) {
+            checked.on_cuda.clone()?;
+            columns += checked.width;
+            cuda::check_scores(&checked.net.name, columns)?;
+        }
+        Ok(())
     }
 
     /// Files with the weights of the nets, each once.

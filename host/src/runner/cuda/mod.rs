@@ -30,6 +30,7 @@ pub use limits::check_config;
 use load::Loader;
 use memory::{Buffers, Counter, SCORES, SLOTS, Tensors, UploadLayout, results};
 use nets::{CudaNet, Inputs};
+pub use nets::{check_net, check_scores};
 use step::{Fixed, Step};
 
 pub use super::cpu::Progress;
@@ -423,13 +424,7 @@ impl Runner for CudaRunner {
     fn load_net(&mut self, net: Net) -> Result<NetId, RunnerError> {
         let text = runner_error;
         let columns = self.score_column(self.nets.len()) + net.width();
-        if columns > SCORES {
-            let message = format!(
-                "{}: the model's nets give {columns} scores, but CUDA has room for {SCORES}; set the model's device to \"cpu\"",
-                net.name
-            );
-            return Err(RunnerError::new(message));
-        }
+        nets::check_scores(&net.name, columns).map_err(RunnerError::new)?;
         self.device.make_current().map_err(text)?;
         let mut loader = Loader::new(
             &self.device,

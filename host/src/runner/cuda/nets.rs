@@ -4,7 +4,7 @@ use tokenrouter_kernels::gpu::ops::{Activation, Kernels, LIST, Matrix, Rows};
 use tokenrouter_kernels::gpu::{Arena, Device, DevicePtr, GpuError, Stream};
 
 use super::load::Loader;
-use super::memory::{Allocate, Counter, SLOTS};
+use super::memory::{Allocate, Counter, SCORES, SLOTS};
 use crate::runner::net::{Net, Op};
 
 /// A net with its weights on the device.
@@ -43,7 +43,7 @@ pub(super) struct Inputs {
 impl CudaNet {
     /// Upload the weights. The error is one sentence.
     pub(super) fn new(device: &Device, loader: &mut Loader<'_>, net: Net) -> Result<Self, String> {
-        check(&net)?;
+        check_net(&net)?;
         let name = net.name.clone();
         Self::upload(device, loader, net).map_err(|error| format!("{name}: {error}"))
     }
@@ -145,8 +145,8 @@ impl CudaNet {
     }
 }
 
-/// What the kernels cannot do.
-fn check(net: &Net) -> Result<(), String> {
+/// Refuse what the kernels cannot do.
+pub fn check_net(net: &Net) -> Result<(), String> {
     for node in &net.nodes {
         match node.op {
             Op::TopLogits { back, .. } if back > 0 => {
@@ -163,6 +163,16 @@ fn check(net: &Net) -> Result<(), String> {
             }
             _ => {}
         }
+    }
+    Ok(())
+}
+
+/// Refuse more scores of all nets of a model than there is room for; `net` is the last of them.
+pub fn check_scores(net: &str, columns: usize) -> Result<(), String> {
+    if columns > SCORES {
+        return Err(format!(
+            "{net}: the model's nets give {columns} scores, but CUDA has room for {SCORES}; set the model's device to \"cpu\""
+        ));
     }
     Ok(())
 }

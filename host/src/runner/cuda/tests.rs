@@ -35,6 +35,24 @@ fn devices_that_the_kernels_do_not_run_on_are_refused() {
 }
 
 #[test]
+fn nets_that_the_kernels_do_not_compute_are_refused() {
+    use crate::runner::net::{Node, Op};
+    let reading = |count, back| {
+        let node = Node { op: Op::TopLogits { count, back }, inputs: Vec::new(), width: count as usize };
+        Net { name: "router".into(), nodes: vec![node] }
+    };
+    assert_eq!(check_net(&reading(128, 0)), Ok(()));
+    assert!(check_net(&reading(129, 0)).unwrap_err().contains("the 129 largest logits"));
+    let error = check_net(&reading(4, 2)).unwrap_err();
+    assert!(
+        error.starts_with("router: reads the logits of 2 positions before") && error.contains("\"cpu\""),
+        "{error}"
+    );
+    assert_eq!(check_scores("router", 16), Ok(()));
+    assert!(check_scores("router", 17).unwrap_err().contains("give 17 scores, but CUDA has room for 16"));
+}
+
+#[test]
 fn sizes_are_what_is_allocated() {
     let config = qwen();
     // Matrices in bf16, norms and rotary frequencies in f32.
