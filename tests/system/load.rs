@@ -2,20 +2,19 @@
 //! their whole answer, and nothing is left behind.
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::Read;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tokenrouter::api::{AppState, SamplingDefaults, serve};
 use tokenrouter::engine::Engine;
 use tokenrouter::request::ModelId;
-use tokenrouter::text::ModelText;
 use tokenrouter_plugin_api::random::uniform;
 
-use crate::demo::{MODELS, Setup, engine, me, root, rstitch};
+use crate::demo::{MODELS, Setup, engine, me, rstitch};
+use crate::http::{send, start};
 
 const CLIENTS: usize = 64;
 const DISCONNECTS: usize = 1000;
@@ -25,38 +24,6 @@ const ROUTES: [&str; 4] = ["rstitch", "me", "small", "large"];
 fn routed(setup: &Setup) -> Engine {
     let weights = json!({"weights": {"small": 0.5, "medium": 0.3, "large": 0.2}});
     engine(setup, &[rstitch("rstitch", 0.03), me("me", weights)])
-}
-
-/// Serve `engine` on a port of its own until the returned sender is dropped.
-fn start(engine: &Arc<Engine>) -> (SocketAddr, tokio::sync::oneshot::Sender<()>, std::thread::JoinHandle<()>) {
-    let load = |name: &&str| Arc::new(ModelText::load(&root().join("models/demo").join(name)).expect("a tokenizer"));
-    let texts = MODELS.iter().map(load).collect();
-    let defaults = MODELS.iter().map(|_| SamplingDefaults::default()).collect();
-    let state = Arc::new(AppState::new(engine.clone(), texts, defaults));
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let (report, address) = std::sync::mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        runtime.expect("a runtime").block_on(async {
-            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-            report.send(listener.local_addr().expect("an address")).expect("the test waits");
-            serve(listener, state, async { drop(stopped.await) }).await.expect("served");
-        });
-    });
-    (address.recv().expect("the server starts"), stop, thread)
-}
-
-fn send(address: SocketAddr, body: &Value) -> TcpStream {
-    let body = body.to_string();
-    let mut stream = TcpStream::connect(address).expect("connected");
-    stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a timeout");
-    let head = format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes()).expect("sent");
-    stream.write_all(body.as_bytes()).expect("sent");
-    stream
 }
 
 /// The text of a stream that must end well.

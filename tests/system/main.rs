@@ -2,5 +2,7 @@
 
 mod demo;
 mod drafts;
+mod fault;
+mod http;
 mod load;
 mod traces;

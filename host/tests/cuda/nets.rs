@@ -305,5 +305,8 @@ fn nets_that_cuda_refuses() {
     );
     cuda.load_net(window(1, 160)).unwrap();
     let error = cuda.load_net(window(1, 160)).unwrap_err().message;
-    assert_eq!(error, "window: the model's nets give 18 scores, but CUDA has room for 16");
+    assert_eq!(
+        error,
+        "window: the model's nets give 18 scores, but CUDA has room for 16; set the model's device to \"cpu\""
+    );
 }

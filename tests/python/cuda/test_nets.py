@@ -15,10 +15,19 @@ PAGE, LIST, THREADS = 16, 128, 256
 NULL = numpy.uint64(0)
 ACTIVATIONS = ("gelu", "silu", "relu", "tanh", "sigmoid")
 NAMES = (
-    "linear", "norm", "activation", "softmax", "add", "copy", "embedding_f32", "embedding_bf16", "hidden_back",
+    "linear", "norm", "activation", "softmax", "add", "copy", "embedding_f32", "embedding_packed", "hidden_back",
     "top_logits", "top", "scores",
 )
 u32, f32, f64 = numpy.uint32, numpy.float32, numpy.float64
+
+
+def packed(table):
+    """`table` [outputs, inputs] as `packed_index` of common.cuh lays it out; the last tile is filled with zeros."""
+    outputs, inputs = table.shape
+    whole = numpy.zeros((-(-outputs // 16) * 16, inputs), table.dtype)
+    whole[:outputs] = table
+    # output = (tile, half, row), input = (tile, lane, number)
+    return whole.reshape(-1, 2, 8, inputs // 32, 4, 8).transpose(0, 3, 1, 2, 4, 5).reshape(-1)
 
 
 def blocks(width):
@@ -204,9 +213,10 @@ class Nets:
         table = self.normal(vocab, width)
         short = (bits(table) >> 16).astype(numpy.uint16)
         tokens = self.random.integers(0, vocab, slots)
-        for name, stored, exact in (
-            ("f32", table, table), ("bf16", short, (short.astype(u32) << 16).view(f32)),
-        ):
+        forms = [("f32", table, table)]
+        if width % 32 == 0:  # whole tiles
+            forms.append(("packed", packed(short), (short.astype(u32) << 16).view(f32)))
+        for name, stored, exact in forms:
             on_device, samples_device = upload(stored), sample_out(tokens, 1)
 
             def launch(out, pitch, samples, first, name=name, on_device=on_device, samples_device=samples_device):

@@ -42,7 +42,7 @@ pub(super) struct Functions {
 impl Functions {
     pub(super) fn new(find: Find<'_>, clusters: bool) -> Result<Self, GpuError> {
         let all = |kind: &str| -> Result<Vec<Function>, GpuError> {
-            ATTENTION_DIMS.iter().map(|dim| find(&format!("attention_{kind}_{dim}"))).collect()
+            ATTENTION_DIMS.iter().map(|dim| find("attention.cu", &format!("attention_{kind}_{dim}"))).collect()
         };
         let (split, whole) = (all("split")?, all("whole")?);
         for (function, dim) in whole.iter().zip(ATTENTION_DIMS) {

@@ -20,19 +20,21 @@ pub(super) struct Functions {
 
 impl Functions {
     pub(super) fn new(find: Find<'_>) -> Result<Self, GpuError> {
-        let both = |name: &str| Ok::<_, GpuError>([find(&format!("{name}_bf16"))?, find(&format!("{name}_f32"))?]);
+        let both = |name: &str| {
+            Ok::<_, GpuError>([find("layers.cu", &format!("{name}_bf16"))?, find("layers.cu", &format!("{name}_f32"))?])
+        };
         Ok(Self {
             embed: both("embed")?,
             prepare: both("prepare")?,
             final_rows: both("final_rows")?,
             fill_random: both("fill_random")?,
-            store_hidden: find("store_hidden")?,
-            norm_rows: find("norm_rows_f32")?,
-            silu_mul: find("silu_mul_f32")?,
-            add_bias: find("add_bias")?,
-            linear: find("linear_f32")?,
-            attention: find("attention_f32")?,
-            pack_rows: find("pack_rows")?,
+            store_hidden: find("layers.cu", "store_hidden")?,
+            norm_rows: find("layers.cu", "norm_rows_f32")?,
+            silu_mul: find("layers.cu", "silu_mul_f32")?,
+            add_bias: find("layers.cu", "add_bias")?,
+            linear: find("layers.cu", "linear_f32")?,
+            attention: find("layers.cu", "attention_f32")?,
+            pack_rows: find("layers.cu", "pack_rows")?,
         })
     }
 }

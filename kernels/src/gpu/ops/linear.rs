@@ -118,7 +118,7 @@ impl Functions {
         let rows = array(|e| {
             array(|n| {
                 array(|s| {
-                    let function = find(&format!("rows_{}_{}_{}", NAMES[e], 1 << n, 8 << s))?;
+                    let function = find("linear_rows.cu", &format!("rows_{}_{}_{}", NAMES[e], 1 << n, 8 << s))?;
                     function.set_max_dynamic_shared(shared(n, s))?;
                     Ok(function)
                 })
@@ -126,7 +126,7 @@ impl Functions {
         })?;
         let tiled = array(|e| {
             array(|s| {
-                let function = find(&format!("tiled_{}_{}", NAMES[e], 8 << s))?;
+                let function = find("linear_tiled.cu", &format!("tiled_{}_{}", NAMES[e], 8 << s))?;
                 function.set_max_dynamic_shared(TILED.shared)?;
                 Ok(function)
             })
@@ -136,7 +136,7 @@ impl Functions {
                 array(|e| {
                     array(|s| {
                         let (name, block) = &WGMMA[size];
-                        let function = find(&format!("wgmma_{name}{}_{}", NAMES[e], 8 << s))?;
+                        let function = find("linear_wgmma.cu", &format!("wgmma_{name}{}_{}", NAMES[e], 8 << s))?;
                         function.set_max_dynamic_shared(block.shared)?;
                         Ok(function)
                     })

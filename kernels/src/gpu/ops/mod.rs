@@ -58,16 +58,11 @@ impl Kernels {
             threads.into_iter().map(join).collect::<Result<Vec<_>, _>>()
         })?;
         device.make_current()?;
-        let function = |name: &str| -> Result<Function, GpuError> {
-            let mut last = Err(GpuError::NoFunction { program: "all".into(), function: name.into() });
-            for module in &modules {
-                last = module.function(name);
-                if last.is_ok() {
-                    break;
-                }
-            }
-            last
-        };
+        let function =
+            |file: &str, name: &str| match SOURCES.iter().zip(&modules).find(|((source, _), _)| *source == file) {
+                Some((_, module)) => module.function(name),
+                None => Err(GpuError::NoFunction { program: file.into(), function: name.into() }),
+            };
         Ok(Self {
             clusters,
             multiprocessors: device.multiprocessors(),
@@ -80,5 +75,5 @@ impl Kernels {
     }
 }
 
-/// Finds a kernel by name.
-type Find<'a> = &'a dyn Fn(&str) -> Result<Function, GpuError>;
+/// Finds a kernel by its file and its name.
+type Find<'a> = &'a dyn Fn(&str, &str) -> Result<Function, GpuError>;

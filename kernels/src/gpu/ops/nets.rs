@@ -44,17 +44,17 @@ pub(super) struct Functions {
 impl Functions {
     pub(super) fn new(find: Find<'_>) -> Result<Self, GpuError> {
         Ok(Self {
-            linear: find("net_linear")?,
-            norm: find("net_norm")?,
-            activation: find("net_activation")?,
-            softmax: find("net_softmax")?,
-            add: find("net_add")?,
-            copy: find("net_copy")?,
-            embedding: [find("net_embedding_packed")?, find("net_embedding_f32")?],
-            hidden_back: find("net_hidden_back")?,
-            top_logits: find("net_top_logits")?,
-            top: find("net_top")?,
-            scores: find("net_scores")?,
+            linear: find("nets.cu", "net_linear")?,
+            norm: find("nets.cu", "net_norm")?,
+            activation: find("nets.cu", "net_activation")?,
+            softmax: find("nets.cu", "net_softmax")?,
+            add: find("nets.cu", "net_add")?,
+            copy: find("nets.cu", "net_copy")?,
+            embedding: [find("nets.cu", "net_embedding_packed")?, find("nets.cu", "net_embedding_f32")?],
+            hidden_back: find("nets.cu", "net_hidden_back")?,
+            top_logits: find("nets.cu", "net_top_logits")?,
+            top: find("nets.cu", "net_top")?,
+            scores: find("nets.cu", "net_scores")?,
         })
     }
 }

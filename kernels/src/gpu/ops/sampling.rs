@@ -106,7 +106,7 @@ pub(super) struct Functions {
 
 impl Functions {
     pub(super) fn new(find: Find<'_>) -> Result<Self, GpuError> {
-        Ok(Self { chunks: find("logit_chunks")?, rows: find("sample_rows")? })
+        Ok(Self { chunks: find("sampling.cu", "logit_chunks")?, rows: find("sampling.cu", "sample_rows")? })
     }
 }
 
