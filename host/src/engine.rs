@@ -1,6 +1,7 @@
 //! The engine: loaded models, each with its sub-server and thread, and the routes over them.
 
 mod checked;
+mod deliver;
 mod routes;
 
 use std::collections::HashMap;
@@ -102,6 +103,8 @@ pub enum StartError {
     Route { route: String, message: String },
     #[error("the thread of model `{model}` could not be started: {message}")]
     Thread { model: String, message: String },
+    #[error("the thread that delivers events could not be started: {message}")]
+    Delivery { message: String },
 }
 
 /// Why a request was not accepted.
@@ -136,7 +139,7 @@ const MODEL_PANICKED: &str = "its thread ended by a panic (see the log)";
 struct Shared {
     models: Vec<ModelInfo>,
     routes: Vec<RouteInfo>,
-    inboxes: Vec<Sender<Message>>,
+    inboxes: Vec<Sender<Vec<Message>>>,
     ladders: Vec<Vec<u32>>,
     /// A request is live from its submission until its last event or its cancellation.
     live: Mutex<HashMap<RequestId, Live>>,
@@ -162,7 +165,7 @@ impl Shared {
     fn post(&self, to: ModelId, message: Message) {
         // A model whose thread has ended takes no messages; its requests have been failed.
         if let Some(inbox) = self.inboxes.get(to.index()) {
-            let _ = inbox.send(message);
+            let _ = inbox.send(vec![message]);
         }
     }
 
@@ -184,16 +187,14 @@ impl Shared {
     /// falls, so every gate is looked at.
     fn look_again(&self) {
         if self.ladders.iter().flatten().any(|&b| b > 1) {
-            self.inboxes.iter().for_each(|inbox| drop(inbox.send(Message::Wake)));
+            self.inboxes.iter().for_each(|inbox| drop(inbox.send(vec![Message::Wake])));
         }
     }
 
     /// Stop the request at every model of its route.
     fn cancel(&self, id: RequestId) {
         if let Some(live) = self.remove(id) {
-            if let Some(observer) = &self.observer {
-                observer.cancelled(id);
-            }
+            self.observe(|observer| observer.cancelled(id));
             self.bury(id, live.route);
         }
     }
@@ -204,10 +205,17 @@ impl Shared {
         }
     }
 
-    fn event(&self, id: RequestId, event: Event) {
-        if let Some(observer) = &self.observer {
-            observer.event(id, &event);
+    /// Nobody may miss an event because an observer panics.
+    fn observe(&self, tell: impl FnOnce(&dyn Observer)) {
+        if let Some(observer) = &self.observer
+            && catch_unwind(AssertUnwindSafe(|| tell(&**observer))).is_err()
+        {
+            tracing::error!("the observer of requests panicked; what it records of this one is not whole");
         }
+    }
+
+    fn event(&self, id: RequestId, event: Event) {
+        self.observe(|observer| observer.event(id, &event));
         let last = !matches!(event, Event::Committed { .. });
         // A receiver that is gone cancels by itself, so a failed send needs no care.
         if !last {
@@ -223,9 +231,7 @@ impl Shared {
     fn fail(&self, id: RequestId, error: RequestError) {
         if let Some(live) = self.remove(id) {
             let event = Event::Failed(error);
-            if let Some(observer) = &self.observer {
-                observer.event(id, &event);
-            }
+            self.observe(|observer| observer.event(id, &event));
             // A receiver that is gone needs no word.
             let _ = live.events.send(event);
             self.bury(id, live.route);
@@ -256,23 +262,42 @@ impl Shared {
 struct AtModel {
     shared: Arc<Shared>,
     model: ModelId,
+    events: Sender<deliver::Events>,
 }
 
 impl Surroundings for AtModel {
-    fn carry_out(&self, effect: Effect) {
-        match effect {
-            Effect::Send(message) => self.shared.post(message.to, Message::Peer(message)),
-            Effect::Event(id, event) => self.shared.event(id, event),
-            Effect::ModelDown(down) => self.shared.model_down(self.model, down),
-            Effect::PolicyFailed { route, message } => {
-                let route = self.shared.routes.get(route as usize).map_or("?", |r| &r.name);
-                let model = &self.shared.models[self.model.index()].name;
-                tracing::error!(route, model, "{message}; the policy is not called again at this model");
+    fn carry_out(&self, effects: &mut dyn Iterator<Item = Effect>) {
+        let mut events = Vec::new();
+        let mut letters: Vec<Vec<Message>> = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Send(message) => {
+                    let to = message.to.index();
+                    letters.resize_with(letters.len().max(to + 1), Vec::new);
+                    letters[to].push(Message::Peer(message));
+                }
+                Effect::Event(id, event) => events.push((id, event)),
+                Effect::ModelDown(down) => self.shared.model_down(self.model, down),
+                Effect::PolicyFailed { route, message } => {
+                    let route = self.shared.routes.get(route as usize).map_or("?", |r| &r.name);
+                    let model = &self.shared.models[self.model.index()].name;
+                    tracing::error!(route, model, "{message}; the policy is not called again at this model");
+                }
+                Effect::PolicyMisled { route, message } => {
+                    let route = self.shared.routes.get(route as usize).map_or("?", |r| &r.name);
+                    let model = &self.shared.models[self.model.index()].name;
+                    tracing::warn!(route, model, "{message}; said once for each model of a route");
+                }
             }
-            Effect::PolicyMisled { route, message } => {
-                let route = self.shared.routes.get(route as usize).map_or("?", |r| &r.name);
-                let model = &self.shared.models[self.model.index()].name;
-                tracing::warn!(route, model, "{message}; said once for each model of a route");
+        }
+        // Events first: what a receiver of a hand-off commits must come behind them.
+        if !events.is_empty() {
+            // They are taken until every model's thread has ended.
+            let _ = self.events.send(events);
+        }
+        for (inbox, letter) in self.shared.inboxes.iter().zip(letters) {
+            if !letter.is_empty() {
+                let _ = inbox.send(letter);
             }
         }
     }
@@ -288,6 +313,8 @@ pub struct Engine {
     boards: Vec<Arc<Board>>,
     /// They end with the model's runner, or with `None` if the model went down.
     threads: Vec<JoinHandle<Option<Box<dyn Runner>>>>,
+    /// Ends with the last model's thread.
+    delivery: Option<JoinHandle<()>>,
     next_id: AtomicU64,
 }
 
@@ -350,13 +377,21 @@ impl Engine {
             observer,
         });
         let boards: Vec<Arc<Board>> = models.iter().map(|_| Arc::default()).collect();
+        let (events, delivery) = deliver::start(shared.clone())?;
         // Ends the threads already running when a later one cannot be started.
-        let mut engine = Self { shared: shared.clone(), boards, threads: Vec::new(), next_id: AtomicU64::new(1) };
+        let mut engine = Self {
+            shared: shared.clone(),
+            boards,
+            threads: Vec::new(),
+            delivery: Some(delivery),
+            next_id: AtomicU64::new(1),
+        };
         for (index, ((setup, inbox), routes)) in models.into_iter().zip(receivers).zip(attachments).enumerate() {
             let model = ModelId(index as u32);
             let limits = Limits { max_rows: setup.max_rows, prefill_chunk: setup.prefill_chunk };
             let mut server = SubServer::new(model, setup.runner, routes, limits).observed(shared.observer.clone());
-            let (at, board) = (AtModel { shared: shared.clone(), model }, engine.boards[index].clone());
+            let at = AtModel { shared: shared.clone(), model, events: events.clone() };
+            let board = engine.boards[index].clone();
             let name = shared.models[index].name.clone();
             let body = move || {
                 let run = AssertUnwindSafe(|| worker::run(&mut server, &inbox, &at, &board, setup.max_wait));
@@ -495,9 +530,13 @@ impl Engine {
 
     fn end(&mut self) -> Vec<Option<Box<dyn Runner>>> {
         self.stop_accepting();
-        self.shared.inboxes.iter().for_each(|inbox| drop(inbox.send(Message::Shutdown)));
+        self.shared.inboxes.iter().for_each(|inbox| drop(inbox.send(vec![Message::Shutdown])));
         // A panic has been reported by the hook and by `model_panicked`.
         let runners = self.threads.drain(..).map(|thread| thread.join().ok().flatten()).collect();
+        // What they had to tell is told.
+        if let Some(delivery) = self.delivery.take() {
+            let _ = delivery.join();
+        }
         // A hand-off may have been under way to a model that had already ended.
         self.fail_all();
         runners

@@ -311,7 +311,7 @@ impl Prepared {
                     None => Failure::input(error),
                 }
             }
-            StartError::Thread { .. } => Failure::work(error),
+            StartError::Thread { .. } | StartError::Delivery { .. } => Failure::work(error),
         }
     }
 

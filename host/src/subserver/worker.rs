@@ -11,8 +11,9 @@ use crate::request::RequestError;
 
 /// What a worker needs of the world around it.
 pub trait Surroundings: Send + Sync {
-    /// Carry out one effect.
-    fn carry_out(&self, effect: Effect);
+    /// Carry out what a step, or taking messages, came to: all at once, so that others are woken once for
+    /// it and find all that is theirs.
+    fn carry_out(&self, effects: &mut dyn Iterator<Item = Effect>);
     /// Requests that must be ready at this model before it starts.
     fn threshold(&self) -> u32;
 }
@@ -54,10 +55,11 @@ impl Board {
     }
 }
 
-/// Run `server` until [`Message::Shutdown`] comes or every sender of `inbox` is gone.
+/// Run `server` until [`Message::Shutdown`] comes or every sender of `inbox` is gone. A letter in the inbox
+/// has one message or several.
 pub fn run(
     server: &mut SubServer,
-    inbox: &Receiver<Message>,
+    inbox: &Receiver<Vec<Message>>,
     surroundings: &dyn Surroundings,
     board: &Arc<Board>,
     max_wait: Duration,
@@ -67,16 +69,18 @@ pub fn run(
     let mut next = None;
     loop {
         // The inbox is empty before each batch is formed.
-        while let Some(message) = next.take().or_else(|| inbox.try_recv().ok()) {
-            if matches!(message, Message::Shutdown) {
-                server.fail_all(&RequestError::ShuttingDown);
-                server.effects().for_each(|effect| surroundings.carry_out(effect));
-                board.publish(server);
-                return;
+        while let Some(letter) = next.take().or_else(|| inbox.try_recv().ok()) {
+            for message in letter {
+                if matches!(message, Message::Shutdown) {
+                    server.fail_all(&RequestError::ShuttingDown);
+                    surroundings.carry_out(&mut server.effects());
+                    board.publish(server);
+                    return;
+                }
+                server.take(message);
             }
-            server.take(message);
         }
-        server.effects().for_each(|effect| surroundings.carry_out(effect));
+        surroundings.carry_out(&mut server.effects());
         board.publish(server);
         let now = start.elapsed();
         waiting_since = (server.ready() > 0).then(|| waiting_since.unwrap_or(now));
@@ -84,14 +88,14 @@ pub fn run(
             Gate::Open => {
                 server.step();
                 waiting_since = None;
-                server.effects().for_each(|effect| surroundings.carry_out(effect));
+                surroundings.carry_out(&mut server.effects());
                 continue;
             }
             Gate::Closed(None) => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Gate::Closed(Some(moment)) => inbox.recv_timeout(moment - now),
         };
         match message {
-            Ok(message) => next = Some(message),
+            Ok(letter) => next = Some(letter),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
