@@ -6,8 +6,8 @@
 #![allow(clippy::unwrap_used)]
 
 use tokenrouter_kernels::gpu::{
-    ALIGNMENT, Arena, Args, Device, DevicePtr, Event, Function, GpuError, HEADERS, Launch, Library, Module, Pinned,
-    Pod, Priority, Program, Stream, compile_cubin, launch, libraries,
+    ALIGNMENT, Arena, Args, Device, DevicePtr, Event, Function, GpuError, HEADERS, Launch, Library, Module, Partition,
+    Pinned, Pod, Priority, Program, Stream, compile_cubin, launch, libraries,
 };
 
 const SOURCE: &str = r#"
@@ -296,4 +296,26 @@ fn a_kernel_that_faults_is_a_fatal_error() {
     let later = gpu.device.memory().and_then(|_| Arena::new(&gpu.device, 4096)).unwrap_err();
     assert!(later.is_fatal(), "{later}");
     eprintln!("the fault came out: {error}");
+}
+
+#[test]
+fn parts_share_out_the_multiprocessors() {
+    let Some(mut gpu) = Gpu::open() else { return };
+    let all = gpu.device.multiprocessors();
+    let part = |reserved: &[u32], part| Device::open_part(0, Some(&Partition { reserved: reserved.to_vec(), part }));
+    let counts: Vec<u32> = (0..3).map(|index| part(&[16, 24], index).unwrap().multiprocessors()).collect();
+    assert_eq!(counts.iter().sum::<u32>(), all, "{counts:?}");
+    assert!(counts[0] >= 16 && counts[1] >= 24, "{counts:?}");
+    let error = part(&[all + 1], 1).unwrap_err();
+    assert!(matches!(error, GpuError::Multiprocessors { asked, left } if asked == all + 1 && left == all), "{error}");
+    // Work of a part sees what the whole device allocated.
+    let numbers = [1u32, 2, 3];
+    let address = gpu.upload(&numbers);
+    let device = part(&[16], 0).unwrap();
+    let stream = Stream::new(&device, Priority::Default).unwrap();
+    let mut back = Pinned::<u32>::new(&device, 3).unwrap();
+    // SAFETY: both hold three words until the stream is waited for.
+    unsafe { stream.download_async(&mut back, address, 12) }.unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(back[..], numbers);
 }

@@ -94,6 +94,7 @@ fn runner(name: &str, directory: &Path, model: ModelId, setup: &Setup) -> Box<dy
                 dtype: Dtype::F32,
                 pages,
                 max_rows: setup.max_rows as u32,
+                partition: None,
                 high_priority: false,
                 progress: None,
             };

@@ -138,6 +138,7 @@ pub(super) fn load(
         dtype,
         pages,
         max_rows: MAX_ROWS,
+        partition: None,
         high_priority: false,
         progress: None,
     };

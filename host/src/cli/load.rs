@@ -9,7 +9,7 @@ use super::plan::DevicePlan;
 use super::progress::Progress;
 use crate::config::{GpuConfig, ModelConfig, Weights};
 use crate::runner::cpu::{self, CpuRunner};
-use crate::runner::cuda::{self, CudaRunner, Dtype, Source};
+use crate::runner::cuda::{self, CudaRunner, Dtype, Partition, Source};
 use crate::runner::model_config::ModelConfig as Architecture;
 use crate::runner::{Runner, model_config::LoadError};
 
@@ -116,6 +116,16 @@ impl Prepared {
         })
     }
 
+    /// The part of its device that a model computes on, if some model there has multiprocessors of its own.
+    fn partition(&self, index: usize) -> Option<Partition> {
+        let device = self.placed[index].device;
+        let neighbours = self.placed.iter().zip(&self.config.models).enumerate();
+        let own = neighbours.filter(|(_, (placed, _))| placed.device == device);
+        let own = own.filter_map(|(model, (_, config))| Some((model, config.multiprocessors?))).collect::<Vec<_>>();
+        let part = own.iter().position(|(model, _)| *model == index).unwrap_or(own.len());
+        (!own.is_empty()).then(|| Partition { reserved: own.into_iter().map(|(_, count)| count).collect(), part })
+    }
+
     fn load_model(&self, index: usize, told: &mut dyn FnMut(u64, u64)) -> Result<Box<dyn Runner>, LoadError> {
         let (model, placed, directory) = (&self.config.models[index], &self.placed[index], &self.directories[index]);
         let (name, id, pages) = (model.name.clone(), self.noise_keys[index], self.plan.models[index].pages);
@@ -141,6 +151,7 @@ impl Prepared {
             dtype: placed.dtype,
             pages,
             max_rows: placed.max_rows,
+            partition: self.partition(index),
             high_priority: self.placed.iter().any(larger),
             progress: Some(told),
         };

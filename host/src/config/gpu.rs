@@ -42,12 +42,6 @@ pub(super) fn gpu(mut section: Section) -> Result<GpuConfig, Fault> {
     if let Some(field) = section.take("memory_fraction") {
         gpu.memory_fraction = field.number(0.01..=1.0)?;
     }
-    // The one way there is so far; the key is there so that a file can say what its numbers rest on.
-    if let Some(field) = section.take("share")
-        && field.text()? != "streams"
-    {
-        return Err(field.fault("must be \"streams\""));
-    }
     section.end()?;
     Ok(gpu)
 }

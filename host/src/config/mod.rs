@@ -101,6 +101,8 @@ pub struct ModelConfig {
     pub max_rows: Option<u32>,
     /// `None`: by the device. Not above `max_rows`.
     pub prefill_chunk: Option<u32>,
+    /// Multiprocessors of its CUDA device that are its own. Models without share what is left.
+    pub multiprocessors: Option<u32>,
     /// Lowers the model's own context.
     pub context: Option<u32>,
     /// Texts of tokens that are never sampled.

@@ -112,6 +112,12 @@ fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
         }
         None => None,
     };
+    let multiprocessors = match section.take("multiprocessors") {
+        Some(field) if device == DeviceChoice::Cpu => {
+            return Err(field.fault("the CPU has none; use device = \"cuda\", or leave it out"));
+        }
+        field => field.map(|f| f.integer(1..=1024)).transpose()?.map(|count| count as u32),
+    };
     let context = section.take("context").map(|f| f.integer(1..=1 << 30)).transpose()?.map(|c| c as u32);
     let masked_tokens = match section.take("masked_tokens") {
         Some(field) => field.array("strings")?.iter().map(Field::text).collect::<Result<_, _>>()?,
@@ -129,6 +135,7 @@ fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
         pool,
         max_rows,
         prefill_chunk,
+        multiprocessors,
         context,
         masked_tokens,
         origin,

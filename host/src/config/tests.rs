@@ -206,11 +206,16 @@ fn messages_about_models() {
         ),
         ("kv_memory = 512", "models.m.kv_memory = 512: must be a string, not an integer"),
         ("max_rows = 0", "models.m.max_rows = 0: must be from 1 to 65536"),
+        ("multiprocessors = 0", "models.m.multiprocessors = 0: must be from 1 to 1024"),
         ("context = 0", "models.m.context = 0: must be from 1 to 1073741824"),
         ("path = 'again'", "not valid TOML: duplicate key"),
     ] {
         assert_eq!(fault(line), format!("dir/t.toml:3: {message}"));
     }
+    assert_eq!(
+        fault("device = 'cpu'\nmultiprocessors = 16"),
+        "dir/t.toml:4: models.m.multiprocessors = 16: the CPU has none; use device = \"cuda\", or leave it out"
+    );
     assert_eq!(
         fault("max_rows = 8\nprefill_chunk = 9"),
         "dir/t.toml:4: models.m.prefill_chunk = 9: must not be above max_rows (8)"
@@ -261,12 +266,11 @@ fn devices_and_shapes() {
 
 #[test]
 fn sharing_a_gpu() {
-    let config = parse(&format!("{BASE}[gpu]\nmemory_fraction = 0.5\nshare = 'streams'\n")).unwrap();
+    let config = parse(&format!("{BASE}[gpu]\nmemory_fraction = 0.5\n")).unwrap();
     assert_eq!(config.gpu, GpuConfig { memory_fraction: 0.5 });
     for (line, message) in [
         ("memory_fraction = 1.5", "gpu.memory_fraction = 1.5: must be from 0.01 to 1"),
-        ("share = 'partition'", "gpu.share = \"partition\": must be \"streams\""),
-        ("fraction = 1", "unknown key `gpu.fraction`: known are memory_fraction, share"),
+        ("fraction = 1", "unknown key `gpu.fraction`: known are memory_fraction"),
     ] {
         assert_eq!(more(&format!("[gpu]\n{line}\n")), format!("dir/t.toml:7: {message}"));
     }

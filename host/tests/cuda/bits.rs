@@ -255,3 +255,22 @@ fn bf16_is_near_the_cpu() {
         }
     }
 }
+
+#[test]
+fn parts_of_the_device() {
+    if !gpu() {
+        return;
+    }
+    let observe_at = |how| {
+        let mut runner = random(HEADS[3], how);
+        let ids = Draws::new(22).tokens(200, runner.info().vocab_size);
+        let mut sequence = Sequence::new(&ids, ids.len(), 2, 1);
+        sequence.sampling = sampling(4);
+        seen(&mut runner, &sequence, 136, &[130, 40, 30])
+    };
+    let whole = observe_at(BF16);
+    for part in [0, 1] {
+        let how = How { part: Some((16, part)), ..BF16 };
+        assert_same(&format!("part {part}"), &observe_at(how), &whole);
+    }
+}

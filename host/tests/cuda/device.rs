@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use tokenrouter::request::{ModelId, SamplingParams, TokenId};
-use tokenrouter::runner::cuda::{CudaRunner, Dtype, LoadOptions, Source, device};
+use tokenrouter::runner::cuda::{CudaRunner, Dtype, LoadOptions, Partition, Source, device};
 use tokenrouter::runner::model_config::ModelConfig;
 use tokenrouter::runner::net::{Net, NetId};
 use tokenrouter::runner::{
@@ -66,14 +66,16 @@ const POISON_PAGES: u32 = 16;
 /// How to load a runner.
 #[derive(Clone, Copy)]
 pub struct How {
+    /// Multiprocessors of the first part of the device, and which part; `None`: the whole device.
+    pub part: Option<(u32, usize)>,
     pub dtype: Dtype,
     /// Without those of [`Poisoned`].
     pub pages: u32,
     pub max_rows: u32,
 }
 
-pub const F32: How = How { dtype: Dtype::F32, pages: 64, max_rows: MAX_ROWS };
-pub const BF16: How = How { dtype: Dtype::Bf16, pages: 64, max_rows: MAX_ROWS };
+pub const F32: How = How { part: None, dtype: Dtype::F32, pages: 64, max_rows: MAX_ROWS };
+pub const BF16: How = How { part: None, dtype: Dtype::Bf16, pages: 64, max_rows: MAX_ROWS };
 
 impl Poisoned {
     pub fn load(directory: &Path, how: How) -> Self {
@@ -89,6 +91,7 @@ impl Poisoned {
             dtype: how.dtype,
             pages: how.pages + POISON_PAGES,
             max_rows: how.max_rows,
+            partition: how.part.map(|(first, part)| Partition { reserved: vec![first], part }),
             high_priority: false,
             progress: None,
         };

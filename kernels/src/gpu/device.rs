@@ -1,4 +1,4 @@
-//! A device and its primary context.
+//! A device and its primary context, or a part of its multiprocessors (a green context).
 
 use std::ffi::CStr;
 use std::ptr::null_mut;
@@ -9,6 +9,17 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use super::error::{DRIVER, driver};
 use super::{GpuError, Library, libraries};
 
+/// Which multiprocessors of a device a model computes on. All parts of a device are cut in the same order,
+/// so that they are disjoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Partition {
+    /// Multiprocessors of each part but the last, which has the rest. The driver rounds them up, on
+    /// capability 9.0 to multiples of 8.
+    pub reserved: Vec<u32>,
+    /// Which part; `reserved.len()` is the rest.
+    pub part: usize,
+}
+
 /// A device whose primary context is held while any clone lives.
 #[derive(Debug, Clone)]
 pub struct Device(Arc<Inner>);
@@ -16,7 +27,9 @@ pub struct Device(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     device: sys::CUdevice,
+    /// The primary context, or that of `part`, which shares its memory.
     context: sys::CUcontext,
+    part: Option<sys::CUgreenCtx>,
     ordinal: usize,
     name: String,
     capability: (u32, u32),
@@ -55,6 +68,11 @@ impl Device {
     /// Retain the primary context of device `ordinal`, with the driver's default scheduling, and make it
     /// current on this thread.
     pub fn open(ordinal: usize) -> Result<Self, GpuError> {
+        Self::open_part(ordinal, None)
+    }
+
+    /// [`Self::open`]; what is enqueued computes on a part of the multiprocessors alone.
+    pub fn open_part(ordinal: usize, partition: Option<&Partition>) -> Result<Self, GpuError> {
         let count = Self::count()?;
         if ordinal >= count {
             return Err(GpuError::NoDevice { ordinal, count });
@@ -70,6 +88,7 @@ impl Device {
         let mut inner = Inner {
             device,
             context,
+            part: None,
             ordinal,
             name: String::new(),
             capability: (0, 0),
@@ -83,6 +102,9 @@ impl Device {
             inner.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         );
         inner.multiprocessors = inner.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        if let Some(partition) = partition {
+            inner.enter(partition)?;
+        }
         inner.shared_memory_limit =
             inner.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         inner.l2_bytes = inner.attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize;
@@ -104,6 +126,7 @@ impl Device {
         self.0.capability
     }
 
+    /// Of the part, if this is one.
     pub fn multiprocessors(&self) -> u32 {
         self.0.multiprocessors
     }
@@ -143,6 +166,52 @@ impl Inner {
         Ok(value as u32)
     }
 
+    /// Make the partition's context and take it for the device's own.
+    fn enter(&mut self, partition: &Partition) -> Result<(), GpuError> {
+        use sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
+        // SAFETY: a resource is plain data, valid when zeroed: "invalid" is its type 0.
+        let mut rest: sys::CUdevResource = unsafe { std::mem::zeroed() };
+        let mut own = rest;
+        // SAFETY: the device exists; pointers are to locals.
+        driver("asking for multiprocessors", unsafe {
+            sys::cuDeviceGetDevResource(self.device, &mut rest, CU_DEV_RESOURCE_TYPE_SM)
+        })?;
+        for (part, &count) in partition.reserved.iter().enumerate() {
+            // SAFETY: a resource of multiprocessors has this variant; it is read only where there are any.
+            let left =
+                if rest.type_ == CU_DEV_RESOURCE_TYPE_SM { unsafe { rest.__bindgen_anon_1.sm.smCount } } else { 0 };
+            if count > left {
+                return Err(GpuError::Multiprocessors { asked: count, left });
+            }
+            let (whole, mut groups) = (rest, 1);
+            // SAFETY: there is room for one group; pointers are to locals.
+            driver("dividing multiprocessors", unsafe {
+                sys::cuDevSmResourceSplitByCount(&mut own, &mut groups, &whole, &mut rest, 0, count)
+            })?;
+            if part == partition.part {
+                break;
+            }
+        }
+        if partition.part >= partition.reserved.len() {
+            own = rest;
+        }
+        if own.type_ != CU_DEV_RESOURCE_TYPE_SM {
+            return Err(GpuError::Multiprocessors { asked: 1, left: 0 });
+        }
+        let (mut description, mut part) = (null_mut(), null_mut());
+        let flags = sys::CUgreenCtxCreate_flags::CU_GREEN_CTX_DEFAULT_STREAM as u32;
+        // SAFETY: the resource came from this device; pointers are to locals. The converted context lives as
+        // long as the part.
+        unsafe {
+            driver("describing multiprocessors", sys::cuDevResourceGenerateDesc(&mut description, &mut own, 1))?;
+            driver("making a part of the device", sys::cuGreenCtxCreate(&mut part, description, self.device, flags))?;
+            self.part = Some(part);
+            driver("entering a part of the device", sys::cuCtxFromGreenCtx(&mut self.context, part))?;
+            self.multiprocessors = own.__bindgen_anon_1.sm.smCount;
+        }
+        Ok(())
+    }
+
     fn read_name(&self) -> Result<String, GpuError> {
         let mut name = [0; 256];
         // SAFETY: the last byte is not given away, so the text ends with a NUL.
@@ -155,6 +224,10 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if let Some(part) = self.part {
+            // SAFETY: made in `enter`, once; what was made in it is gone, as it held the device.
+            let _ = unsafe { sys::cuGreenCtxDestroy(part) };
+        }
         // SAFETY: retained in `open`, once. A failure leaves nothing to do.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }

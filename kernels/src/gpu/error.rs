@@ -16,6 +16,8 @@ pub enum GpuError {
     OldDriver(u32, u32),
     #[error("device {ordinal}: this machine has {count} CUDA devices; use a smaller number")]
     NoDevice { ordinal: usize, count: usize },
+    #[error("{asked} multiprocessors are asked for, and {left} are left; reserve fewer (`multiprocessors`)")]
+    Multiprocessors { asked: u32, left: u32 },
     #[error("GPU memory: {wanted} bytes wanted, {free} free; use smaller models or fewer pages")]
     OutOfMemory { wanted: usize, free: usize },
     #[error("arena: {wanted} bytes wanted, {free} of {capacity} left; plan a larger arena")]

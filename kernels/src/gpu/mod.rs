@@ -20,7 +20,7 @@ mod sources;
 mod stream;
 
 pub use cache::directory as kernel_cache;
-pub use device::Device;
+pub use device::{Device, Partition};
 pub use error::GpuError;
 pub use graph::Graph;
 pub use launch::{Args, Launch, launch};

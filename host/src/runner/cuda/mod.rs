@@ -17,6 +17,7 @@ mod step;
 
 use std::path::Path;
 
+pub use tokenrouter_kernels::gpu::Partition;
 use tokenrouter_kernels::gpu::ops::{Kernels, MAX_STREAMED_ROWS, Matrix, SAMPLE_WORDS};
 use tokenrouter_kernels::gpu::{Arena, Device, DevicePtr, GpuError, Graph, Pinned, Priority, Stream, kernel_cache};
 
@@ -121,6 +122,8 @@ pub struct LoadOptions<'a> {
     pub pages: u32,
     /// Most rows that are computed at a time; longer forwards are cut.
     pub max_rows: u32,
+    /// Computes on a part of the device's multiprocessors.
+    pub partition: Option<Partition>,
     /// Its steps go before those of models of normal priority on the same device.
     pub high_priority: bool,
     /// Told how far loading is.
@@ -196,7 +199,7 @@ impl CudaRunner {
     fn allocate(config: &ModelConfig, options: &LoadOptions<'_>) -> Result<Self, GpuError> {
         tokenrouter_kernels::gpu::libraries::find()?;
         let (dtype, pages) = (options.dtype, options.pages);
-        let device = Device::open(options.ordinal as usize)?;
+        let device = Device::open_part(options.ordinal as usize, options.partition.as_ref())?;
         let kernels = Kernels::load(&device, kernel_cache().as_deref())?;
         let priority = if options.high_priority { Priority::High } else { Priority::Default };
         let stream = Stream::new(&device, priority)?;
