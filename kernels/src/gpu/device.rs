@@ -9,12 +9,14 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use super::error::{DRIVER, driver};
 use super::{GpuError, Library, libraries};
 
+/// Multiprocessors that are given to a part together, as capability 9.0 has it; older ones take it as well.
+const GROUP: u32 = 8;
+
 /// Which multiprocessors of a device a model computes on. All parts of a device are cut in the same order,
 /// so that they are disjoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
-    /// Multiprocessors of each part but the last, which has the rest. The driver rounds them up, on
-    /// capability 9.0 to multiples of 8.
+    /// Multiprocessors of each part but the last, which has the rest. Rounded up to multiples of 8.
     pub reserved: Vec<u32>,
     /// Which part; `reserved.len()` is the rest.
     pub part: usize,
@@ -168,48 +170,59 @@ impl Inner {
 
     /// Make the partition's context and take it for the device's own.
     fn enter(&mut self, partition: &Partition) -> Result<(), GpuError> {
-        use sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
-        // SAFETY: a resource is plain data, valid when zeroed: "invalid" is its type 0.
-        let mut rest: sys::CUdevResource = unsafe { std::mem::zeroed() };
-        let mut own = rest;
-        // SAFETY: the device exists; pointers are to locals.
-        driver("asking for multiprocessors", unsafe {
-            sys::cuDeviceGetDevResource(self.device, &mut rest, CU_DEV_RESOURCE_TYPE_SM)
-        })?;
+        let mut groups = self.groups()?;
+        let (mut first, mut end) = (0, groups.len());
         for (part, &count) in partition.reserved.iter().enumerate() {
-            // SAFETY: a resource of multiprocessors has this variant; it is read only where there are any.
-            let left =
-                if rest.type_ == CU_DEV_RESOURCE_TYPE_SM { unsafe { rest.__bindgen_anon_1.sm.smCount } } else { 0 };
-            if count > left {
-                return Err(GpuError::Multiprocessors { asked: count, left });
+            let (wanted, left) = (count.div_ceil(GROUP) as usize, end - first);
+            if wanted > left {
+                return Err(GpuError::Multiprocessors { asked: count, left: left as u32 * GROUP });
             }
-            let (whole, mut groups) = (rest, 1);
-            // SAFETY: there is room for one group; pointers are to locals.
-            driver("dividing multiprocessors", unsafe {
-                sys::cuDevSmResourceSplitByCount(&mut own, &mut groups, &whole, &mut rest, 0, count)
-            })?;
             if part == partition.part {
+                end = first + wanted;
                 break;
             }
+            first += wanted;
         }
-        if partition.part >= partition.reserved.len() {
-            own = rest;
-        }
-        if own.type_ != CU_DEV_RESOURCE_TYPE_SM {
+        let own = &mut groups[first..end];
+        if own.is_empty() {
             return Err(GpuError::Multiprocessors { asked: 1, left: 0 });
         }
+        // SAFETY: every group has multiprocessors, so that this variant is there.
+        self.multiprocessors = own.iter().map(|group| unsafe { group.__bindgen_anon_1.sm.smCount }).sum();
         let (mut description, mut part) = (null_mut(), null_mut());
         let flags = sys::CUgreenCtxCreate_flags::CU_GREEN_CTX_DEFAULT_STREAM as u32;
-        // SAFETY: the resource came from this device; pointers are to locals. The converted context lives as
-        // long as the part.
+        // SAFETY: the groups came of one division of this device; pointers are to locals. The converted context
+        // lives as long as the part.
         unsafe {
-            driver("describing multiprocessors", sys::cuDevResourceGenerateDesc(&mut description, &mut own, 1))?;
+            driver("describing multiprocessors", {
+                sys::cuDevResourceGenerateDesc(&mut description, own.as_mut_ptr(), own.len() as u32)
+            })?;
             driver("making a part of the device", sys::cuGreenCtxCreate(&mut part, description, self.device, flags))?;
             self.part = Some(part);
-            driver("entering a part of the device", sys::cuCtxFromGreenCtx(&mut self.context, part))?;
-            self.multiprocessors = own.__bindgen_anon_1.sm.smCount;
+            driver("entering a part of the device", sys::cuCtxFromGreenCtx(&mut self.context, part))
         }
-        Ok(())
+    }
+
+    /// All multiprocessors in groups of [`GROUP`], then what is left over, if anything. Always in the same order.
+    fn groups(&self) -> Result<Vec<sys::CUdevResource>, GpuError> {
+        use sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
+        // SAFETY: a resource is plain data, valid when zeroed: "invalid" is its type 0.
+        let (mut all, mut left): (sys::CUdevResource, sys::CUdevResource) = unsafe { std::mem::zeroed() };
+        // SAFETY: the device exists; pointers are to locals.
+        driver("asking for multiprocessors", unsafe {
+            sys::cuDeviceGetDevResource(self.device, &mut all, CU_DEV_RESOURCE_TYPE_SM)
+        })?;
+        let mut count = self.multiprocessors / GROUP;
+        let mut groups = vec![left; count as usize];
+        // SAFETY: there is room for `count` groups; pointers are to locals.
+        driver("dividing multiprocessors", unsafe {
+            sys::cuDevSmResourceSplitByCount(groups.as_mut_ptr(), &mut count, &all, &mut left, 0, GROUP)
+        })?;
+        groups.truncate(count as usize);
+        if left.type_ == CU_DEV_RESOURCE_TYPE_SM {
+            groups.push(left);
+        }
+        Ok(groups)
     }
 
     fn read_name(&self) -> Result<String, GpuError> {
