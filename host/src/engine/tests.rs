@@ -70,6 +70,7 @@ fn engine(fault: Fault) -> (Engine, Arc<AtomicBool>) {
         text: Arc::new(NoText),
         min_batch: vec![1],
         max_wait: Duration::from_secs(1),
+        hold: Duration::ZERO,
         max_rows: 64,
         prefill_chunk: 64,
     });
@@ -200,6 +201,7 @@ fn runners_come_back_for_another_engine() {
         text: Arc::new(NoText),
         min_batch: vec![1],
         max_wait: Duration::from_secs(1),
+        hold: Duration::ZERO,
         max_rows: 64,
         prefill_chunk: 64,
     });
