@@ -120,7 +120,10 @@ impl Plan {
             _ => u64::from(self.load.prompt.1) + u64::from(self.load.output.1),
         };
         if let Some(model) = self.models.iter().find(|model| model.kv_tokens.is_some_and(|tokens| tokens < longest)) {
-            return Err(format!("models.{}.kv_tokens: a request may have {longest} tokens; give at least these", model.name));
+            return Err(format!(
+                "models.{}.kv_tokens: a request may have {longest} tokens; give at least these",
+                model.name
+            ));
         }
         let at_once = match self.load.arrivals {
             Arrivals::Closed(under_way) => {

@@ -110,7 +110,8 @@ fn run_group(
     let cells = plan.cells();
     let place = |cell: usize| group.cells.iter().position(|own| *own == cell);
     // Requests of this group, each with its route.
-    let own = (0u32..).zip(requests).filter_map(|(number, asked)| Some((number, asked, place(number as usize % cells)?)));
+    let own =
+        (0u32..).zip(requests).filter_map(|(number, asked)| Some((number, asked, place(number as usize % cells)?)));
     let own: Vec<(u32, &Asked, usize)> = own.collect();
     let spec = |index: usize, &(_, asked, route): &(u32, &Asked, usize)| {
         let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::greedy() };
@@ -137,7 +138,8 @@ fn run_group(
         steady: [(total / 10, None), (total - total / 10, None)],
     };
     let network = Network { delay: (plan.delay, plan.delay), ..Network::PERFECT };
-    let mut world = World::new(models(plan, group, &own), routes(plan, group), (plan.schedule, network), plan.seed, clients);
+    let mut world =
+        World::new(models(plan, group, &own), routes(plan, group), (plan.schedule, network), plan.seed, clients);
     let closed = match plan.load.arrivals {
         Arrivals::Closed(under_way) => Some(own.iter().filter(|(number, ..)| *number < under_way).count()),
         _ => None,

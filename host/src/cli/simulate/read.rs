@@ -44,7 +44,8 @@ pub fn plan(text: &str, read: &dyn Fn(&str) -> Result<String, String>) -> Result
     let plan = Plan { models: planned, entry, schedule: batching.schedule, delay, load, seed };
     reachable(&plan, &models)?;
     if plan.cells() > CELLS {
-        let message = format!("the numbers of hosts of the models have no common multiple up to {CELLS}; even them out");
+        let message =
+            format!("the numbers of hosts of the models have no common multiple up to {CELLS}; even them out");
         return Err(Fault { origin: None, message });
     }
     Ok(plan)
@@ -54,7 +55,12 @@ pub fn plan(text: &str, read: &dyn Fn(&str) -> Result<String, String>) -> Result
 fn index(field: &Field, name: &str, names: &[String]) -> Result<usize, Fault> {
     let known = names.iter().map(String::as_str);
     let found = names.iter().position(|model| model == name);
-    found.ok_or_else(|| Fault::at(&field.node.origin, format!("{}: there is no model `{name}`: {}", field.name, suggestion(name, known.collect::<Vec<_>>()))))
+    found.ok_or_else(|| {
+        Fault::at(
+            &field.node.origin,
+            format!("{}: there is no model `{name}`: {}", field.name, suggestion(name, known.collect::<Vec<_>>())),
+        )
+    })
 }
 
 /// Milliseconds, from `least` on.
@@ -164,7 +170,8 @@ fn routing(section: &mut Section, own: usize, names: &[String]) -> Result<(Vec<f
     if let Some(field) = section.take("commit") {
         fill(&field, &mut commit)?;
         if commit[own] != 1.0 {
-            let message = format!("{}.{}: a request that stays has committed its token; leave it out", field.name, names[own]);
+            let message =
+                format!("{}.{}: a request that stays has committed its token; leave it out", field.name, names[own]);
             return Err(Fault::at(&field.node.origin, message));
         }
     }
@@ -275,10 +282,13 @@ fn trace(text: &str) -> Result<Vec<Arrival>, String> {
             let Some(column) = column else { return Ok(None) };
             let tokens = cell(column).parse().ok().filter(|tokens| (1..=1 << 30).contains(tokens));
             let name = &head[column];
-            tokens.map(Some).ok_or_else(|| format!("line {line}: {name} = {:?} must be a number from 1 on", cell(column)))
+            tokens
+                .map(Some)
+                .ok_or_else(|| format!("line {line}: {name} = {:?} must be a number from 1 on", cell(column)))
         };
         let moment: Option<f64> = cell(at).parse().ok().filter(|ms| (0.0..=1e12).contains(ms));
-        let moment = moment.ok_or_else(|| format!("line {line}: arrival_ms = {:?} must be a time from 0 on", cell(at)))?;
+        let moment =
+            moment.ok_or_else(|| format!("line {line}: arrival_ms = {:?} must be a time from 0 on", cell(at)))?;
         let moment = Duration::from_secs_f64(moment / 1000.0);
         if arrivals.last().is_some_and(|last| last.at > moment) {
             return Err(format!("line {line}: arrival_ms = {} is before the line above; sort the file", cell(at)));
@@ -353,23 +363,83 @@ routing = { s = 1 }
             ("step_ms = 6", "step_ms = -6", "p.toml:6: models.s.step_ms = -6: must be from 0.000001 to 1000000000"),
             ("8 = 27.9", "8 = -27.9", "p.toml:10: models.l.step_ms.8 = -27.9: must be from 0.000001 to 1000000000"),
             ("8 = 27.9", "0 = 2", "p.toml:10: models.l.step_ms.0: a batch size is a whole number from 1 to 1048576"),
-            ("step_ms = 6\n", "", "p.toml:5: [models.s]: has no `step_ms`; add the time of a step, or { BATCH = TIME, … }"),
+            (
+                "step_ms = 6\n",
+                "",
+                "p.toml:5: [models.s]: has no `step_ms`; add the time of a step, or { BATCH = TIME, … }",
+            ),
             ("closed = 8", "closed = 0", "p.toml:2: simulation.arrivals.closed = 0: must be from 1 to 1048576"),
-            ("closed = 8", "poisson = -1", "p.toml:2: simulation.arrivals.poisson = -1: must be from 0.000001 to 1000000000"),
-            ("closed = 8", "closed = 8, poisson = 1", "p.toml:2: simulation.arrivals.poisson = 1: arrivals are of one kind; keep one of them"),
-            ("closed = 8", "bursts = 8", "p.toml:2: simulation.arrivals.bursts = 8: needs the time between two bursts; add `every_ms`"),
+            (
+                "closed = 8",
+                "poisson = -1",
+                "p.toml:2: simulation.arrivals.poisson = -1: must be from 0.000001 to 1000000000",
+            ),
+            (
+                "closed = 8",
+                "closed = 8, poisson = 1",
+                "p.toml:2: simulation.arrivals.poisson = 1: arrivals are of one kind; keep one of them",
+            ),
+            (
+                "closed = 8",
+                "bursts = 8",
+                "p.toml:2: simulation.arrivals.bursts = 8: needs the time between two bursts; add `every_ms`",
+            ),
             ("closed = 8", "", "p.toml:2: simulation.arrivals = {…}: must be one of closed, poisson, bursts and trace"),
-            ("closed = 8", "clsoed = 8", "p.toml:2: simulation.arrivals = {…}: must be one of closed, poisson, bursts and trace"),
-            ("closed = 8", "trace = 'no.csv'", "p.toml:2: simulation.arrivals.trace = \"no.csv\": there is no such file"),
-            ("closed = 8", "trace = 'bad.csv'", "p.toml:2: simulation.arrivals.trace = \"bad.csv\": line 2: output_tokens = \"0\" must be a number from 1 on"),
-            ("closed = 8", "trace = 'unsorted.csv'", "p.toml:2: simulation.arrivals.trace = \"unsorted.csv\": line 3: arrival_ms = 1 is before the line above; sort the file"),
-            ("closed = 8", "trace = 'good.csv'", "p.toml:3: simulation.requests = 16: the trace has its requests; leave it out"),
-            ("output = 100", "output = [9, 3]", "p.toml:4: simulation.output = [9, 3]: must be a number of tokens, or [LEAST, MOST]"),
-            ("output = 100\n", "", "p.toml:1: [simulation]: has no `output`; add the tokens of an answer, or [LEAST, MOST]"),
-            ("commit = { l = 0 }", "commit = { s = 0 }", "p.toml:8: models.s.commit.s: a request that stays has committed its token; leave it out"),
-            ("s = 0.65, l = 0.35", "s = 1", "p.toml:9: [models.l]: no request ever comes here; add it to a `routing`, or leave it out"),
-            ("routing = { s = 1 }\n", "routing = { s = 1 }\nhold = 1\n", "p.toml:12: unknown key `models.l.hold`: did you mean `host`?"),
-            ("[simulation]\n", "[batching]\nschedule = 'lazy'\n[simulation]\n", "p.toml:2: batching.schedule = \"lazy\": must be \"delayed\", \"eager\", \"model-sync\" or \"step-sync\""),
+            (
+                "closed = 8",
+                "clsoed = 8",
+                "p.toml:2: simulation.arrivals = {…}: must be one of closed, poisson, bursts and trace",
+            ),
+            (
+                "closed = 8",
+                "trace = 'no.csv'",
+                "p.toml:2: simulation.arrivals.trace = \"no.csv\": there is no such file",
+            ),
+            (
+                "closed = 8",
+                "trace = 'bad.csv'",
+                "p.toml:2: simulation.arrivals.trace = \"bad.csv\": line 2: output_tokens = \"0\" must be a number from 1 on",
+            ),
+            (
+                "closed = 8",
+                "trace = 'unsorted.csv'",
+                "p.toml:2: simulation.arrivals.trace = \"unsorted.csv\": line 3: arrival_ms = 1 is before the line above; sort the file",
+            ),
+            (
+                "closed = 8",
+                "trace = 'good.csv'",
+                "p.toml:3: simulation.requests = 16: the trace has its requests; leave it out",
+            ),
+            (
+                "output = 100",
+                "output = [9, 3]",
+                "p.toml:4: simulation.output = [9, 3]: must be a number of tokens, or [LEAST, MOST]",
+            ),
+            (
+                "output = 100\n",
+                "",
+                "p.toml:1: [simulation]: has no `output`; add the tokens of an answer, or [LEAST, MOST]",
+            ),
+            (
+                "commit = { l = 0 }",
+                "commit = { s = 0 }",
+                "p.toml:8: models.s.commit.s: a request that stays has committed its token; leave it out",
+            ),
+            (
+                "s = 0.65, l = 0.35",
+                "s = 1",
+                "p.toml:9: [models.l]: no request ever comes here; add it to a `routing`, or leave it out",
+            ),
+            (
+                "routing = { s = 1 }\n",
+                "routing = { s = 1 }\nhold = 1\n",
+                "p.toml:12: unknown key `models.l.hold`: did you mean `host`?",
+            ),
+            (
+                "[simulation]\n",
+                "[batching]\nschedule = 'lazy'\n[simulation]\n",
+                "p.toml:2: batching.schedule = \"lazy\": must be \"delayed\", \"eager\", \"model-sync\" or \"step-sync\"",
+            ),
         ] {
             let text = format!("{SIMULATION}{MODELS}").replacen(was, instead, 1);
             assert_eq!(parse(&text).unwrap_err(), message, "{text}");
