@@ -7,10 +7,10 @@ mod routes;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use checked::CheckedNets;
 use crossbeam_channel::Sender;
@@ -21,8 +21,11 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use crate::policy::PolicyFactory;
 use crate::request::{Event, ModelDown, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, TokenId};
 use crate::runner::{ModelInfo, Runner};
-use crate::subserver::gate::thresholds;
+use crate::subserver::coordinator::{Coordinator, LadderError, Ladders, Waiting};
+use crate::subserver::gate::Schedule;
 use crate::subserver::observe::Observer;
+use crate::subserver::observed::Observed;
+use crate::subserver::pacer::Pacer;
 use crate::subserver::worker::{self, Board, Snapshot, Surroundings};
 use crate::subserver::{Attachment, Effect, Limits, Message, SubServer, pages_for};
 
@@ -41,8 +44,10 @@ pub struct ModelSetup {
     /// Requests needed before a forward starts, indexed by active requests less one; the last entry
     /// serves all beyond. Never empty.
     pub min_batch: Vec<u32>,
-    /// Longest wait for more requests; the gate then opens anyway.
+    /// Longest wait under any schedule; the gate then opens anyway.
     pub max_wait: Duration,
+    /// Wait for other models of its routes that end within this time; zero for not at all.
+    pub hold: Duration,
     /// Most rows of one forward.
     pub max_rows: usize,
     /// Most prompt rows of one request in one forward.
@@ -140,11 +145,10 @@ struct Shared {
     models: Vec<ModelInfo>,
     routes: Vec<RouteInfo>,
     inboxes: Vec<Sender<Vec<Message>>>,
-    ladders: Vec<Vec<u32>>,
+    /// Its number of live requests is the size of `live`.
+    coordinator: Arc<Coordinator>,
     /// A request is live from its submission until its last event or its cancellation.
     live: Mutex<HashMap<RequestId, Live>>,
-    /// Size of `live`, readable without the lock.
-    count: AtomicUsize,
     /// By model.
     down: Vec<OnceLock<ModelDown>>,
     stopping: AtomicBool,
@@ -165,6 +169,7 @@ impl Shared {
     fn post(&self, to: ModelId, message: Message) {
         // A model whose thread has ended takes no messages; its requests have been failed.
         if let Some(inbox) = self.inboxes.get(to.index()) {
+            self.coordinator.sent(to, &message);
             let _ = inbox.send(vec![message]);
         }
     }
@@ -174,7 +179,7 @@ impl Shared {
         let removed = {
             let mut live = self.live();
             let removed = live.remove(&id);
-            self.count.store(live.len(), Ordering::Release);
+            self.coordinator.set_live(live.len());
             removed
         };
         if removed.is_some() {
@@ -183,12 +188,16 @@ impl Shared {
         removed
     }
 
-    /// The number of requests has changed. A model's threshold may fall when it grows as well as when it
-    /// falls, so every gate is looked at.
+    /// The number of requests has changed.
     fn look_again(&self) {
-        if self.ladders.iter().flatten().any(|&b| b > 1) {
-            self.inboxes.iter().for_each(|inbox| drop(inbox.send(vec![Message::Wake])));
+        if self.coordinator.delays() {
+            self.wake_all();
         }
+    }
+
+    /// Every model looks at its gate.
+    fn wake_all(&self) {
+        self.inboxes.iter().for_each(|inbox| drop(inbox.send(vec![Message::Wake])));
     }
 
     /// Stop the request at every model of its route.
@@ -250,6 +259,7 @@ impl Shared {
     fn model_panicked(&self, model: ModelId) {
         let down = ModelDown { model: self.models[model.index()].name.clone(), message: MODEL_PANICKED.into() };
         self.model_down(model, down.clone());
+        self.coordinator.bury(model).into_iter().for_each(|model| self.post(model, Message::Wake));
         let uses = |route: RouteId| self.routes[route.index()].models.iter().any(|&(m, _)| m == model);
         let ids: Vec<RequestId> = self.live().iter().filter(|(_, l)| uses(l.route)).map(|(&id, _)| id).collect();
         for id in ids {
@@ -273,8 +283,10 @@ impl Surroundings for AtModel {
             match effect {
                 Effect::Send(message) => {
                     let to = message.to.index();
+                    let (model, message) = (message.to, Message::Peer(message));
+                    self.shared.coordinator.sent(model, &message);
                     letters.resize_with(letters.len().max(to + 1), Vec::new);
-                    letters[to].push(Message::Peer(message));
+                    letters[to].push(message);
                 }
                 Effect::Event(id, event) => events.push((id, event)),
                 Effect::ModelDown(down) => self.shared.model_down(self.model, down),
@@ -302,8 +314,8 @@ impl Surroundings for AtModel {
         }
     }
 
-    fn threshold(&self) -> u32 {
-        thresholds(&self.shared.ladders, self.shared.count.load(Ordering::Acquire))[self.model.index()]
+    fn wake(&self, model: ModelId) {
+        self.shared.post(model, Message::Wake);
     }
 }
 
@@ -322,13 +334,14 @@ impl Engine {
     /// Start a thread for each model. `routes` come first in the list of routes, then one for each
     /// model alone, under the model's name.
     pub fn start(models: Vec<ModelSetup>, routes: Vec<RouteSetup>) -> Result<Self, StartError> {
-        Self::start_observed(models, routes, None)
+        Self::start_observed(models, routes, Schedule::default(), None)
     }
 
-    /// [`Engine::start`], with somebody who is told of every request.
+    /// [`Engine::start`] with a schedule, and with somebody who is told of every request.
     pub fn start_observed(
         mut models: Vec<ModelSetup>,
         routes: Vec<RouteSetup>,
+        schedule: Schedule,
         observer: Option<Arc<dyn Observer>>,
     ) -> Result<Self, StartError> {
         let infos: Vec<ModelInfo> = models.iter().map(|m| m.runner.info().clone()).collect();
@@ -365,17 +378,21 @@ impl Engine {
             }
         }
         let (inboxes, receivers): (Vec<_>, Vec<_>) = infos.iter().map(|_| crossbeam_channel::unbounded()).unzip();
+        let waiting = |m: &ModelSetup| Waiting { min_batch: m.min_batch.clone(), max_wait: m.max_wait, hold: m.hold };
+        let members: Vec<Vec<ModelId>> = served.iter().map(|r| r.models.iter().map(|&(m, _)| m).collect()).collect();
+        let waiting = models.iter().map(waiting).collect();
+        let coordinator = Coordinator::new(schedule, waiting, members.iter().map(|members| &members[..]));
         let shared = Arc::new(Shared {
             down: infos.iter().map(|_| OnceLock::new()).collect(),
             models: infos,
             routes: served,
             inboxes,
-            ladders: models.iter().map(|m| m.min_batch.clone()).collect(),
+            coordinator: Arc::new(coordinator),
             live: Mutex::default(),
-            count: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
             observer,
         });
+        let zero = Instant::now();
         let boards: Vec<Arc<Board>> = models.iter().map(|_| Arc::default()).collect();
         let (events, delivery) = deliver::start(shared.clone())?;
         // Ends the threads already running when a later one cannot be started.
@@ -393,8 +410,9 @@ impl Engine {
             let at = AtModel { shared: shared.clone(), model, events: events.clone() };
             let board = engine.boards[index].clone();
             let name = shared.models[index].name.clone();
+            let pacer = Pacer::new(shared.coordinator.clone(), model);
             let body = move || {
-                let run = AssertUnwindSafe(|| worker::run(&mut server, &inbox, &at, &board, setup.max_wait));
+                let run = AssertUnwindSafe(|| worker::run(&mut server, &inbox, &at, &board, pacer, zero));
                 if catch_unwind(run).is_err() {
                     board.clear();
                     at.shared.model_panicked(model);
@@ -435,12 +453,29 @@ impl Engine {
 
     /// Requests that have neither ended nor been cancelled.
     pub fn live_requests(&self) -> usize {
-        self.shared.count.load(Ordering::Acquire)
+        self.shared.coordinator.live()
     }
 
     /// State of a model, as of its last step.
     pub fn snapshot(&self, model: ModelId) -> Snapshot {
         self.boards[model.index()].read()
+    }
+
+    /// What a model has done since the start, for choosing its ladder.
+    pub fn observed(&self, model: ModelId) -> Observed {
+        self.shared.coordinator.observed(model)
+    }
+
+    /// The ladders in force.
+    pub fn ladders(&self) -> Arc<Ladders> {
+        self.shared.coordinator.ladders().1
+    }
+
+    /// Put other ladders in force, one for each model.
+    pub fn set_ladders(&self, ladders: Ladders) -> Result<(), LadderError> {
+        self.shared.coordinator.replace(ladders)?;
+        self.shared.wake_all();
+        Ok(())
     }
 
     /// Take no more requests; those that run go on.
@@ -510,7 +545,7 @@ impl Engine {
         {
             let mut live = self.shared.live();
             live.insert(id, Live { route: new.route, events });
-            self.shared.count.store(live.len(), Ordering::Release);
+            self.shared.coordinator.set_live(live.len());
         }
         let route_id = new.route;
         self.shared.post(entry, Message::Submit(Arc::new(RequestSpec { id, new })));

@@ -12,6 +12,7 @@ use tokenrouter::runner::Runner;
 use tokenrouter::runner::cpu::{self, CpuRunner};
 use tokenrouter::runner::cuda::{self, CudaRunner, Dtype, Source};
 use tokenrouter::runner::model_config::ModelConfig;
+use tokenrouter::subserver::gate::Schedule;
 use tokenrouter::subserver::observe::Observer;
 use tokenrouter::text::ModelText;
 
@@ -121,6 +122,7 @@ pub fn observed(setup: &Setup, routes: &[Route], observer: Option<Arc<dyn Observ
             text: Arc::new(ModelText::load(&directory).expect("its tokenizer loads").tokenizer),
             min_batch: setup.min_batch.clone(),
             max_wait: Duration::from_millis(50),
+            hold: Duration::ZERO,
             max_rows: setup.max_rows,
             prefill_chunk: setup.prefill_chunk,
         }
@@ -135,7 +137,8 @@ pub fn observed(setup: &Setup, routes: &[Route], observer: Option<Arc<dyn Observ
         excluded: Vec::new(),
         directory: root(),
     });
-    Engine::start_observed(models.collect(), routes.collect(), observer).expect("the engine starts")
+    Engine::start_observed(models.collect(), routes.collect(), Schedule::default(), observer)
+        .expect("the engine starts")
 }
 
 /// A finished request.

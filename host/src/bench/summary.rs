@@ -66,7 +66,7 @@ pub struct ModelSummary {
 }
 
 /// The smallest value that at least this share of `sorted` does not exceed; 0 of nothing.
-fn percentile(sorted: &[f64], share: f64) -> f64 {
+pub fn percentile(sorted: &[f64], share: f64) -> f64 {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.max(1) - 1).copied().unwrap_or(0.0)
 }

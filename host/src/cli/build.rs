@@ -17,7 +17,7 @@ use crate::policy::native::{self, NativePlugin};
 use crate::policy::{PolicyFactory, validate_settings};
 use crate::request::{ModelId, TokenId};
 use crate::runner::{ModelInfo, Runner, cpu};
-use crate::subserver::gate::{first_lockup, thresholds};
+use crate::subserver::gate::{Schedule, first_lockup, thresholds};
 use crate::subserver::observe::Observer;
 use crate::text::{ModelText, excluded_tokens, readable};
 
@@ -142,7 +142,9 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
         prepared.plugins.push(plugin);
     }
     let ladders: Vec<Vec<u32>> = config.models.iter().map(|m| m.min_batch.clone()).collect();
-    if let Some(requests) = first_lockup(&ladders) {
+    if config.batching.schedule == Schedule::Delayed
+        && let Some(requests) = first_lockup(&ladders)
+    {
         let thresholds = thresholds(&ladders, requests);
         let lowered: Vec<String> =
             config.models.iter().zip(thresholds).map(|(m, b)| format!("{} {b}", m.name)).collect();
@@ -330,10 +332,12 @@ impl Prepared {
                 text: text.clone(),
                 min_batch: model.min_batch.clone(),
                 max_wait: model.max_wait,
+                hold: model.hold,
                 max_rows: placed.max_rows as usize,
                 prefill_chunk: placed.prefill_chunk as usize,
             },
         );
-        Engine::start_observed(models.collect(), routes, observer).map_err(|error| self.start_failure(&error))
+        let schedule = config.batching.schedule;
+        Engine::start_observed(models.collect(), routes, schedule, observer).map_err(|error| self.start_failure(&error))
     }
 }

@@ -17,6 +17,7 @@ mod record;
 mod report;
 mod select;
 mod serve;
+mod simulate;
 mod stderr;
 
 use std::process::ExitCode;
@@ -39,6 +40,7 @@ pub fn main() -> ExitCode {
         Command::Generate(generate) => generate::run(generate),
         Command::Eval(eval) => eval::run(eval),
         Command::Bench(bench) => bench::run(bench),
+        Command::Simulate(simulate) => simulate::run(simulate),
         Command::Check(check) => check::run(check),
     });
     let Err(failure) = result else { return ExitCode::SUCCESS };

@@ -4,18 +4,20 @@
 //! Reading (`read`) is pure: text and environment in, values out. Finding things on disk (`locate`)
 //! is apart from it.
 
-mod error;
+pub(crate) mod batching;
+pub(crate) mod error;
 mod gpu;
 mod locate;
-mod read;
+pub(crate) mod read;
 mod record;
-mod tree;
+pub(crate) mod tree;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use batching::BatchingConfig;
 pub use error::{ConfigError, Origin, suggestion};
 pub use gpu::{DeviceChoice, DtypeChoice, GpuConfig};
 pub use locate::{HubCache, model_directory, plugin_directories};
@@ -32,6 +34,7 @@ pub struct Config {
     pub file: PathBuf,
     pub server: ServerConfig,
     pub gpu: GpuConfig,
+    pub batching: BatchingConfig,
     /// Where bare plugin names are looked up; `None`: the usual places.
     pub plugin_dirs: Option<Vec<PathBuf>>,
     /// At least one, in the order of the file.
@@ -95,6 +98,8 @@ pub struct ModelConfig {
     /// Requests needed before a forward starts, indexed by active requests less one; never empty.
     pub min_batch: Vec<u32>,
     pub max_wait: Duration,
+    /// Wait for other models of its routes that end within this time.
+    pub hold: Duration,
     /// `None`: as the device has room.
     pub pool: Option<Pool>,
     /// `None`: by the device.

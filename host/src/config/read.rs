@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::batching::batching;
 use super::error::{Fault, Origin, suggestion};
 use super::gpu::{device, dtype, gpu};
 use super::record::record;
@@ -11,6 +12,7 @@ use super::tree::{self, Field, Key, Section};
 use super::{Config, DeviceChoice, DtypeChoice, ModelConfig, Pool, RouteConfig, ServerConfig, Weights};
 use crate::engine::OnError;
 use crate::runner::model_config::shapes;
+use crate::subserver::coordinator::Waiting;
 
 const DEFAULT_MAX_WAIT: Duration = Duration::from_millis(50);
 
@@ -21,6 +23,7 @@ pub(super) fn config(text: &str, file: &Path, variables: &BTreeMap<String, Strin
 
     let server = root.take("server").map(|f| server(f.section()?)).transpose()?.unwrap_or_default();
     let gpu = root.take("gpu").map(|f| gpu(f.section()?)).transpose()?.unwrap_or_default();
+    let batching = root.take("batching").map(|f| batching(f.section()?)).transpose()?.unwrap_or_default();
     let plugin_dirs = root
         .take("plugin_dirs")
         .map(|f| f.array("strings")?.iter().map(|d| Ok(PathBuf::from(d.text()?))).collect::<Result<Vec<_>, Fault>>())
@@ -38,7 +41,7 @@ pub(super) fn config(text: &str, file: &Path, variables: &BTreeMap<String, Strin
     let routes = routes.into_iter().map(|(key, field)| route(key, field, &models)).collect::<Result<Vec<_>, _>>()?;
     let names: Vec<&str> = routes.iter().map(|r| &*r.name).chain(models.iter().map(|m| &*m.name)).collect();
     let record = recording.map(|field| record(&field, &names)).transpose()?;
-    Ok(Config { file: file.into(), server, gpu, plugin_dirs, models, routes, record })
+    Ok(Config { file: file.into(), server, gpu, batching, plugin_dirs, models, routes, record })
 }
 
 /// The tables of `[models]` or `[routes]`. Names are what clients write in `model`.
@@ -95,11 +98,7 @@ fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
     if let (Weights::Random(_), DeviceChoice::Cpu, Some(field)) = (weights, device, device_field) {
         return Err(field.fault("a model with random weights (`shape`) runs on CUDA only; use device = \"cuda\""));
     }
-    let min_batch = section.take("min_batch").map(|f| ladder(&f)).transpose()?.unwrap_or_else(|| vec![1]);
-    let max_wait = match section.take("max_wait_ms") {
-        Some(field) => Duration::from_secs_f64(field.number(0.0..=60_000.0)? / 1000.0),
-        None => DEFAULT_MAX_WAIT,
-    };
+    let Waiting { min_batch, max_wait, hold } = waiting(&mut section)?;
     let pool = pool(&mut section)?;
     let max_rows = section.take("max_rows").map(|f| f.integer(1..=65536)).transpose()?.map(|rows| rows as u32);
     let prefill_chunk = match section.take("prefill_chunk") {
@@ -132,6 +131,7 @@ fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
         dtype,
         min_batch,
         max_wait,
+        hold,
         pool,
         max_rows,
         prefill_chunk,
@@ -140,6 +140,17 @@ fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
         masked_tokens,
         origin,
     })
+}
+
+/// When a model starts its forwards.
+pub(crate) fn waiting(section: &mut Section) -> Result<Waiting, Fault> {
+    let min_batch = section.take("min_batch").map(|f| ladder(&f)).transpose()?.unwrap_or_else(|| vec![1]);
+    let mut time = |key, default| match section.take(key) {
+        Some(field) => Ok(Duration::from_secs_f64(field.number(0.0..=60_000.0)? / 1000.0)),
+        None => Ok(default),
+    };
+    let (max_wait, hold) = (time("max_wait_ms", DEFAULT_MAX_WAIT)?, time("hold_ms", Duration::ZERO)?);
+    Ok(Waiting { min_batch, max_wait, hold })
 }
 
 /// The directory, what the weights are, and where that was written.

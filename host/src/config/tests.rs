@@ -1,4 +1,5 @@
 use super::*;
+use crate::subserver::gate::Schedule;
 use proptest::prelude::*;
 
 const BASE: &str = r#"
@@ -37,6 +38,8 @@ fn everything_that_can_be_written() {
     let config = parse(
         r#"
 plugin_dirs = ["lib", "/opt/policies"]
+[batching]
+schedule = "model-sync"
 [server]
 host = "::1"
 port = 8080
@@ -53,6 +56,7 @@ path = "Org/Large"
 device = "cpu"
 min_batch = [1, 2, 2]
 max_wait_ms = 7
+hold_ms = 2.5
 kv_memory = "1.5GiB"
 max_rows = 64
 prefill_chunk = 16
@@ -86,6 +90,8 @@ requests = true
     .unwrap();
     assert_eq!(config.server.host, "::1".parse::<IpAddr>().unwrap());
     assert_eq!(config.server.port, 8080);
+    assert_eq!(config.batching.schedule, Schedule::ModelSync);
+    assert_eq!((config.models[0].hold, config.models[1].hold), (Duration::ZERO, Duration::from_micros(2500)));
     assert_eq!(config.server.max_body_bytes, 4096);
     assert_eq!(config.server.max_requests, 7);
     assert_eq!(config.server.drain_timeout, Duration::from_millis(2500));
@@ -107,7 +113,7 @@ requests = true
     assert_eq!(route.models, [(1, "large".to_string()), (0, "small".to_string())]);
     assert_eq!((route.entry, route.on_error, route.settings.to_string()), (0, OnError::StayLocal, "{}".into()));
     let record = config.record.unwrap();
-    assert_eq!((record.directory.to_str(), record.origin), (Some("recordings/a"), Origin::Line(39)));
+    assert_eq!((record.directory.to_str(), record.origin), (Some("recordings/a"), Origin::Line(42)));
     assert_eq!((record.max_bytes, record.shard_rows, record.top_k), (2 << 20, 1024, 100));
     assert_eq!((record.hidden, record.requests, record.sample), (true, true, 0.25));
     assert_eq!(record.routes, Some(vec!["q".into(), "large".into()]));
@@ -122,6 +128,7 @@ fn defaults() {
     assert_eq!((model.device, &model.min_batch, model.context), (DeviceChoice::Auto, &vec![1], None));
     assert_eq!((model.dtype, model.weights, model.pool), (DtypeChoice::Auto, Weights::Directory, None));
     assert_eq!(config.gpu, GpuConfig { memory_fraction: 0.92 });
+    assert_eq!((config.batching.schedule, model.hold), (Schedule::Delayed, Duration::ZERO));
     assert!(config.routes.is_empty());
     assert_eq!(config.record, None);
     let record = parse(&format!("{BASE}[record]\ndirectory = 'r'\n")).unwrap().record.unwrap();
@@ -164,6 +171,19 @@ fn messages_about_the_server() {
 }
 
 #[test]
+fn messages_about_batching() {
+    for (line, message) in [
+        (
+            "schedule = 'lazy'",
+            "batching.schedule = \"lazy\": must be \"delayed\", \"eager\", \"model-sync\" or \"step-sync\"",
+        ),
+        ("scedule = 'eager'", "unknown key `batching.scedule`: did you mean `schedule`?"),
+    ] {
+        assert_eq!(error(&format!("[batching]\n{line}\n{BASE}")), format!("dir/t.toml:2: {message}"));
+    }
+}
+
+#[test]
 fn messages_about_models() {
     let fault = |line: &str| error(&format!("[models.m]\npath = 'm'\n{line}\n"));
     for (line, message) in [
@@ -194,6 +214,7 @@ fn messages_about_models() {
         ("min_batch = [1, 0]", "models.m.min_batch[1] = 0: must be from 1 to 4096"),
         ("min_batch = [1, 3]", "models.m.min_batch[1] = 3: with 2 active requests a batch of 3 never fills; at most 2"),
         ("min_batch = true", "models.m.min_batch = true: must be an integer, not a boolean"),
+        ("hold_ms = -1", "models.m.hold_ms = -1: must be from 0 to 60000"),
         ("max_wait_ms = -0.5", "models.m.max_wait_ms = -0.5: must be from 0 to 60000"),
         ("pages = 0", "models.m.pages = 0: must be from 1 to 1073741824"),
         (

@@ -9,23 +9,47 @@ use std::time::Duration;
 use super::{Columns, ModelInfo, PAGE_TOKENS, RowBatch, RowOutputs, Rows, Runner, RunnerError, Sample, SignalRequest};
 use crate::request::TokenId;
 
-/// Time of a step by its number of rows.
+/// Time of a step by its requests and rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Latency {
-    /// Entry i serves up to `steps[i].0` rows; the last serves all beyond.
-    pub steps: Vec<(usize, Duration)>,
+    /// Times at some numbers of requests, ascending; not empty.
+    points: Vec<(usize, Duration)>,
+    row: Duration,
 }
 
 impl Latency {
     /// The same time whatever the batch.
     pub fn constant(time: Duration) -> Self {
-        Self { steps: vec![(usize::MAX, time)] }
+        Self { points: vec![(1, time)], row: Duration::ZERO }
     }
 
-    /// Time of a step of `rows` rows.
-    pub fn of(&self, rows: usize) -> Duration {
-        let fits = self.steps.iter().find(|(most, _)| rows <= *most);
-        fits.or(self.steps.last()).map_or(Duration::ZERO, |&(_, time)| time)
+    /// `points`: times at some numbers of requests. Between them the time follows straight lines, and beyond the
+    /// last it goes on as before it; below the first it is the first. `row`: more for each row beyond one a
+    /// request. `None` without points, or where two are for one number.
+    pub fn new(mut points: Vec<(usize, Duration)>, row: Duration) -> Option<Self> {
+        points.sort_unstable();
+        let distinct = points.windows(2).all(|pair| pair[0].0 < pair[1].0);
+        (distinct && !points.is_empty()).then_some(Self { points, row })
+    }
+
+    /// Time of a step of `requests` requests with `rows` rows together.
+    pub fn of(&self, requests: usize, rows: usize) -> Duration {
+        let more = rows.saturating_sub(requests);
+        let more = self.row.saturating_mul(u32::try_from(more).unwrap_or(u32::MAX));
+        self.of_requests(requests).saturating_add(more)
+    }
+
+    fn of_requests(&self, requests: usize) -> Duration {
+        let next = self.points.partition_point(|(size, _)| *size < requests);
+        // The line is that through the points around it, or through the last two.
+        let pair = match (next, self.points.len()) {
+            (0, _) | (_, 1) => return self.points.first().map_or(Duration::ZERO, |(_, time)| *time),
+            (next, points) => &self.points[next.min(points - 1) - 1..][..2],
+        };
+        let ((from, low), (to, high)) = (pair[0], pair[1]);
+        let share = (requests - from) as f64 / (to - from) as f64;
+        let nanos = low.as_nanos() as f64 + share * (high.as_nanos() as f64 - low.as_nanos() as f64);
+        Duration::from_nanos(nanos.max(0.0).round() as u64)
     }
 }
 
@@ -178,9 +202,14 @@ mod tests {
     }
 
     #[test]
-    fn latency_by_rows() {
-        let ms = Duration::from_millis;
-        let latency = Latency { steps: vec![(1, ms(2)), (8, ms(3))] };
-        assert_eq!([1, 2, 8, 9].map(|rows| latency.of(rows)), [2, 3, 3, 3].map(ms));
+    fn latency_by_requests_and_rows() {
+        let (ms, micros) = (Duration::from_millis, Duration::from_micros);
+        let latency = Latency::new(vec![(8, ms(5)), (2, ms(2)), (4, ms(3))], micros(10)).unwrap();
+        let of = [1, 2, 3, 4, 6, 8, 12].map(|requests| latency.of(requests, requests));
+        assert_eq!(of, [2000, 2000, 2500, 3000, 4000, 5000, 7000].map(micros));
+        assert_eq!(latency.of(2, 102), ms(3));
+        assert_eq!(Latency::constant(ms(7)).of(900, 9000), ms(7));
+        assert_eq!(Latency::new(vec![(1, ms(5)), (1, ms(6))], ms(0)), None);
+        assert_eq!(Latency::new(vec![], ms(0)), None);
     }
 }

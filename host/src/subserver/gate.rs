@@ -1,6 +1,40 @@
-//! The batch gate (delayed batching). Pure.
+//! The batch gate: when a model may start its next forward. Pure.
 
 use std::time::Duration;
+
+/// How the models of a server share the time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Schedule {
+    /// A model starts when as many requests are ready as its ladder asks for.
+    #[default]
+    Delayed,
+    /// A model starts when one request is ready.
+    Eager,
+    /// One model at a time runs, until no request is ready there.
+    ModelSync,
+    /// One model at a time runs, for one step: a round of all models takes each request one token on.
+    StepSync,
+}
+
+impl Schedule {
+    pub const ALL: [Self; 4] = [Self::Delayed, Self::Eager, Self::ModelSync, Self::StepSync];
+
+    /// Name in configurations.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Delayed => "delayed",
+            Self::Eager => "eager",
+            Self::ModelSync => "model-sync",
+            Self::StepSync => "step-sync",
+        }
+    }
+
+    /// The schedule of this name; the error says which there are.
+    pub fn parse(name: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|schedule| schedule.name() == name);
+        known.ok_or_else(|| "must be \"delayed\", \"eager\", \"model-sync\" or \"step-sync\"".into())
+    }
+}
 
 /// For each model, the requests that must be ready before it starts a forward while `live` requests
 /// are unfinished: its ladder's entry, lowered so far that the models cannot lock up.
@@ -36,10 +70,16 @@ fn step(ladder: &[u32], live: usize) -> u32 {
     ladder.get(live.saturating_sub(1).min(last)).copied().unwrap_or(1)
 }
 
+/// How many of `live` requests may wait at all models together for ever. As many as `live`, or more: without
+/// being lowered the ladders can lock up.
+pub fn may_wait(ladders: &[Vec<u32>], live: usize) -> u64 {
+    ladders.iter().map(|ladder| u64::from(step(ladder, live).max(1) - 1)).sum()
+}
+
 /// Whether a ladder can lock up for some number of requests without being lowered: the first such N.
 pub fn first_lockup(ladders: &[Vec<u32>]) -> Option<usize> {
     let longest = ladders.iter().map(Vec::len).max().unwrap_or(0);
-    (1..=longest).find(|&n| ladders.iter().map(|l| u64::from(step(l, n).max(1) - 1)).sum::<u64>() >= n as u64)
+    (1..=longest).find(|&n| may_wait(ladders, n) >= n as u64)
 }
 
 /// Whether a model may start.
@@ -50,18 +90,55 @@ pub enum Gate {
     Closed(Option<Duration>),
 }
 
-/// The gate of one model. `waiting_since`: when it last became able to start something.
-pub fn gate(ready: usize, threshold: u32, waiting_since: Option<Duration>, max_wait: Duration, now: Duration) -> Gate {
-    if ready == 0 {
+/// What the gate of a model depends on at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// Requests that could be in a forward.
+    pub ready: usize,
+    /// Requests that must be.
+    pub threshold: u32,
+    /// Whether the schedule lets this model run now.
+    pub turn: bool,
+    /// The end of what [`hold`] waits for.
+    pub held_until: Option<Duration>,
+    /// When it last became able to start something.
+    pub waiting_since: Option<Duration>,
+    /// Longest wait under any schedule.
+    pub max_wait: Duration,
+    pub now: Duration,
+}
+
+/// The gate of one model.
+pub fn gate(look: &Look) -> Gate {
+    if look.ready == 0 {
         return Gate::Closed(None);
     }
-    if ready >= threshold as usize {
+    let latest = look.waiting_since.map_or(look.now, |since| since.saturating_add(look.max_wait));
+    if latest <= look.now {
         return Gate::Open;
     }
-    match waiting_since.map(|since| since + max_wait) {
-        Some(moment) if moment > now => Gate::Closed(Some(moment)),
+    if look.ready < look.threshold as usize || !look.turn {
+        return Gate::Closed(Some(latest));
+    }
+    match look.held_until {
+        Some(moment) if moment > look.now => Gate::Closed(Some(moment.min(latest))),
         _ => Gate::Open,
     }
+}
+
+/// A forward under way, as far as its model can tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Underway {
+    /// When it should end.
+    pub ends: Duration,
+    /// When it is so late that nobody waits for it any more.
+    pub overdue: Duration,
+}
+
+/// Until when a model that holds for `hold` waits for peers that end within it. `None`: it need not wait.
+pub fn hold(hold: Duration, peers: impl Iterator<Item = Underway>, now: Duration) -> Option<Duration> {
+    let near = peers.filter(|peer| peer.ends <= now.saturating_add(hold) && peer.overdue > now);
+    near.map(|peer| peer.overdue).max()
 }
 
 #[cfg(test)]
@@ -108,12 +185,42 @@ mod tests {
         assert_eq!(first_lockup(&[vec![1, 2, 2], vec![1, 1, 3]]), Some(3));
     }
 
+    fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
     #[test]
     fn the_gate_waits_no_longer_than_asked() {
-        let ms = Duration::from_millis;
-        assert_eq!(gate(0, 1, None, ms(5), ms(9)), Gate::Closed(None));
-        assert_eq!(gate(2, 2, Some(ms(9)), ms(5), ms(9)), Gate::Open);
-        assert_eq!(gate(1, 2, Some(ms(9)), ms(5), ms(10)), Gate::Closed(Some(ms(14))));
-        assert_eq!(gate(1, 2, Some(ms(9)), ms(5), ms(14)), Gate::Open);
+        let look = |ready, threshold, turn, held_until: Option<u64>, now| {
+            let (held_until, waiting_since) = (held_until.map(ms), Some(ms(9)));
+            gate(&Look { ready, threshold, turn, held_until, waiting_since, max_wait: ms(5), now: ms(now) })
+        };
+        assert_eq!(look(0, 1, true, None, 9), Gate::Closed(None));
+        assert_eq!(look(2, 2, true, None, 9), Gate::Open);
+        assert_eq!(look(1, 2, true, None, 10), Gate::Closed(Some(ms(14))));
+        assert_eq!(look(2, 2, false, None, 10), Gate::Closed(Some(ms(14))));
+        assert_eq!(look(2, 2, true, Some(12), 10), Gate::Closed(Some(ms(12))));
+        assert_eq!(look(2, 2, true, Some(12), 12), Gate::Open);
+        assert_eq!(look(2, 2, true, Some(20), 10), Gate::Closed(Some(ms(14))));
+        assert_eq!(look(1, 2, false, Some(20), 14), Gate::Open);
+    }
+
+    #[test]
+    fn a_hold_is_for_what_ends_soon() {
+        let at = |ends, overdue| Underway { ends: ms(ends), overdue: ms(overdue) };
+        let peers = [at(20, 22), at(14, 15)];
+        let held = |hold_ms, now| hold(ms(hold_ms), peers.into_iter(), ms(now));
+        assert_eq!(held(3, 10), None);
+        assert_eq!(held(4, 10), Some(ms(15)));
+        assert_eq!(held(10, 10), Some(ms(22)));
+        assert_eq!((held(4, 15), held(5, 15), held(5, 21), held(5, 22)), (None, Some(ms(22)), Some(ms(22)), None));
+    }
+
+    #[test]
+    fn schedules_have_names() {
+        for schedule in Schedule::ALL {
+            assert_eq!(Schedule::parse(schedule.name()), Ok(schedule));
+        }
+        assert!(Schedule::parse("lazy").is_err_and(|e| Schedule::ALL.iter().all(|s| e.contains(s.name()))));
     }
 }

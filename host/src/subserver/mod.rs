@@ -5,16 +5,20 @@
 //! gives it both. A step is plan (pure) → forward → policy → resolve (pure) → effects.
 
 mod attachment;
+pub mod coordinator;
 pub mod gate;
 mod message;
 pub mod observe;
+pub mod observed;
 mod own_signals;
+pub mod pacer;
 mod pages;
 mod plan;
 mod replica;
 pub mod resolve;
 mod step;
 mod tombstones;
+mod turns;
 pub mod worker;
 
 use std::collections::{BTreeSet, HashMap};
@@ -50,6 +54,10 @@ pub struct Counters {
     pub rows: u64,
     /// Requests in all steps together; by `steps` it is the mean batch.
     pub batched: u64,
+    /// Of those, requests that were sampled.
+    pub evaluated: u64,
+    /// Of the rows, those of prompts, but for the last of each prompt.
+    pub prompt_rows: u64,
     pub handoffs: u64,
     pub retractions: u64,
     pub preemptions: u64,

@@ -36,6 +36,11 @@ impl SubServer {
         self.counters.steps += 1;
         self.counters.rows += rows as u64;
         self.counters.batched += runs.len() as u64;
+        for run in &runs {
+            let prompt = self.replicas.get(&run.id).map_or(0, |r| r.prompt_len().saturating_sub(1));
+            self.counters.prompt_rows += prompt.min(run.end).saturating_sub(run.start) as u64;
+            self.counters.evaluated += u64::from(run.sampled > 0);
+        }
         match self.forward(&runs, &signals) {
             Ok(outputs) => self.settle(&runs, &outputs, &signals),
             Err(error) if error.fatal => self.go_down(error.message),

@@ -1,21 +1,23 @@
 //! The decode loop: gives a sub-server its thread, its inbox and the time.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
-use super::gate::{Gate, gate};
+use super::gate::Gate;
+use super::message::Status;
+use super::pacer::Pacer;
 use super::{Counters, Effect, Message, SubServer};
-use crate::request::RequestError;
+use crate::request::{ModelId, RequestError};
 
 /// What a worker needs of the world around it.
 pub trait Surroundings: Send + Sync {
     /// Carry out what a step, or taking messages, came to: all at once, so that others are woken once for
     /// it and find all that is theirs.
     fn carry_out(&self, effects: &mut dyn Iterator<Item = Effect>);
-    /// Requests that must be ready at this model before it starts.
-    fn threshold(&self) -> u32;
+    /// Have `model` look at its gate.
+    fn wake(&self, model: ModelId);
 }
 
 /// A model's state as last published by its worker.
@@ -56,16 +58,15 @@ impl Board {
 }
 
 /// Run `server` until [`Message::Shutdown`] comes or every sender of `inbox` is gone. A letter in the inbox
-/// has one message or several.
+/// has one message or several. `zero` is the same moment for all models of a server.
 pub fn run(
     server: &mut SubServer,
     inbox: &Receiver<Vec<Message>>,
     surroundings: &dyn Surroundings,
     board: &Arc<Board>,
-    max_wait: Duration,
+    mut pacer: Pacer,
+    zero: Instant,
 ) {
-    let start = Instant::now();
-    let mut waiting_since = None;
     let mut next = None;
     loop {
         // The inbox is empty before each batch is formed.
@@ -77,18 +78,31 @@ pub fn run(
                     board.publish(server);
                     return;
                 }
+                pacer.arrived(&message);
                 server.take(message);
             }
         }
         surroundings.carry_out(&mut server.effects());
         board.publish(server);
-        let now = start.elapsed();
-        waiting_since = (server.ready() > 0).then(|| waiting_since.unwrap_or(now));
-        let message = match gate(server.ready(), surroundings.threshold(), waiting_since, max_wait, now) {
+        let now = zero.elapsed();
+        let gate = pacer.look(server.ready(), now);
+        pacer.wakes().for_each(|model| surroundings.wake(model));
+        let message = match gate {
             Gate::Open => {
+                pacer.start(server.ready(), server.counters(), now);
                 server.step();
-                waiting_since = None;
-                surroundings.carry_out(&mut server.effects());
+                let end = zero.elapsed();
+                let mut effects = server.effects().inspect(|effect| {
+                    if let Effect::Send(message) = effect
+                        && matches!(message.status, Status::New | Status::Need)
+                    {
+                        pacer.handed_to(message.to);
+                    }
+                });
+                surroundings.carry_out(&mut effects);
+                drop(effects);
+                pacer.finish(server.ready(), server.counters(), end);
+                pacer.wakes().for_each(|model| surroundings.wake(model));
                 continue;
             }
             Gate::Closed(None) => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),

@@ -1,6 +1,6 @@
 //! The invariants of request life, over random schedules on simulated runners: batches, page pools
-//! that are too small, chunked prefill, gates, cancels, rollbacks, verification, budgets, lost state,
-//! and messages that come late, twice, out of order or only after a loss.
+//! that are too small, chunked prefill, gates under every schedule, cancels, rollbacks, verification,
+//! budgets, lost state, and messages that come late, twice, out of order or only after a loss.
 //!
 //! Every text is compared with [`script::oracle`], which decodes one request alone without batches,
 //! pages or messages.
@@ -9,6 +9,7 @@
 
 mod mortal;
 mod script;
+mod waits;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,10 +23,13 @@ use tokenrouter::request::{
     ModelDown, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, SamplingParams,
 };
 use tokenrouter::runner::simulated::{Latency, SimulatedRunner};
-use tokenrouter::simulation::{Ending, Network, SimulatedModel, World};
+use tokenrouter::simulation::{Ending, Ledgers, Network, SimulatedModel, World};
+use tokenrouter::subserver::coordinator::Waiting;
+use tokenrouter::subserver::gate::Schedule;
 use tokenrouter::subserver::resolve::{Next, Outcome, Resolve, Situation, resolve};
 use tokenrouter::subserver::{Attachment, Limits, SubServer, pages_for};
 use tokenrouter_plugin_api::{Context, Decision, ModelDescription, NoServices};
+use waits::Waits;
 
 const SCHEDULES: u64 = 12_000;
 const VOCAB: u32 = 40;
@@ -77,6 +81,10 @@ fn random_routes(rng: &mut Rng, models: usize, faults: bool) -> Vec<Route> {
     routed.into_iter().chain(alone).collect()
 }
 
+fn random_ladder(rng: &mut Rng) -> Vec<u32> {
+    (0..1 + rng.below(4)).map(|_| 1 + rng.below(4) as u32).collect()
+}
+
 fn micros(n: u64) -> Duration {
     Duration::from_micros(n)
 }
@@ -124,6 +132,8 @@ fn world(seed: u64, resolve: Resolve, fault: Fault) -> Result<Counts, String> {
     let victim = (fault == Fault::Runner).then(|| ModelId(rng.below(models as u64) as u32));
     let life = if victim.is_some() { rng.below(30) } else { 0 };
     let beyond = Arc::new(AtomicU64::new(0));
+    let schedule = Schedule::ALL[rng.below(4) as usize];
+    let one_host = rng.chance(0.5);
     let simulated = (0..models as u32).map(ModelId).map(|id| {
         let pages = largest + rng.below(1 + 2 * largest as u64) as usize;
         let limits = Limits { max_rows: 1 + rng.below(40) as usize, prefill_chunk: 1 + rng.below(24) as usize };
@@ -134,20 +144,27 @@ fn world(seed: u64, resolve: Resolve, fault: Fault) -> Result<Counts, String> {
         SimulatedModel {
             server: SubServer::new(id, Box::new(runner), attachments, limits).with_resolve(resolve),
             latency: Latency::constant(micros(1 + rng.below(300))),
-            min_batch: (0..1 + rng.below(4)).map(|_| 1 + rng.below(4) as u32).collect(),
-            // With the longest wait the ladder alone must not lock up: see `ended_at` below.
-            max_wait: if rng.chance(0.5) { FOR_EVER } else { micros(rng.below(500)) },
+            waiting: Waiting {
+                min_batch: random_ladder(&mut rng),
+                // With the longest wait nothing but the gates themselves must not lock up: see `ended_at` below.
+                max_wait: if rng.chance(0.5) { FOR_EVER } else { micros(rng.below(500)) },
+                hold: if rng.chance(0.5) { Duration::ZERO } else { micros(rng.below(400)) },
+            },
+            host: if one_host { 0 } else { id.index() },
+            stretch: (0..rng.below(3)).map(|_| 1.0 + 2.0 * rng.unit()).collect(),
         }
     });
-    let simulated = simulated.collect();
+    let simulated: Vec<_> = simulated.collect();
+    let mut waits = Waits::new(simulated.iter().map(|model| model.waiting.max_wait));
     let network = Network {
         delay: (Duration::ZERO, micros(rng.below(400))),
+        within_hosts: rng.chance(0.8),
         duplicate: rng.unit() * 0.5,
         lose: rng.unit() * 0.4,
         resend: micros(1 + rng.below(500)),
     };
     let shapes = routes.iter().map(|r| (r.models[r.entry], r.models.clone())).collect();
-    let mut world = World::new(simulated, shapes, network, rng.next());
+    let mut world = World::new(simulated, shapes, (schedule, network), rng.next(), Ledgers::default());
     let mut cancelled: Vec<RequestId> = Vec::new();
     for spec in &specs {
         let at = micros(rng.below(1500));
@@ -166,6 +183,10 @@ fn world(seed: u64, resolve: Resolve, fault: Fault) -> Result<Counts, String> {
         turns += 1;
         if turns > 200_000 {
             return Err("7: no end in sight".into());
+        }
+        waits.look(&world)?;
+        if rng.chance(0.02) {
+            world.set_ladders((0..models).map(|_| random_ladder(&mut rng)).collect()).expect("a ladder for each");
         }
         for server in world.servers() {
             if server.pages_held() != server.pool().in_use() {
@@ -196,7 +217,7 @@ fn world(seed: u64, resolve: Resolve, fault: Fault) -> Result<Counts, String> {
         counts.resent += c.resent;
     }
     for spec in &specs {
-        let client = &world.clients[&spec.id];
+        let client = &world.audience.0[&spec.id];
         let route = &routes[spec.new.route.index()];
         if client.ended_at >= FOR_EVER {
             return Err(format!("7: request {} waited at a gate for ever", spec.id));
@@ -302,10 +323,11 @@ fn a_new_request_opens_other_gates() {
         let attachments = routes.iter().map(|route| attachment(route, id)).collect();
         let limits = Limits { max_rows: 64, prefill_chunk: 64 };
         let server = SubServer::new(id, Box::new(SimulatedRunner::new("sim", id.0, VOCAB, 64)), attachments, limits);
-        SimulatedModel { server, latency: Latency::constant(micros(10_000)), min_batch, max_wait: FOR_EVER }
+        let waiting = Waiting { min_batch, max_wait: FOR_EVER, hold: Duration::ZERO };
+        SimulatedModel { server, latency: Latency::constant(micros(10_000)), waiting, host: 0, stretch: Vec::new() }
     });
     let shapes = routes.iter().map(|r| (r.models[0], r.models.clone())).collect();
-    let mut world = World::new(models.collect(), shapes, Network::PERFECT, 0);
+    let mut world = World::new(models.collect(), shapes, (Schedule::Delayed, Network::PERFECT), 0, Ledgers::default());
     // Model 0 is busy with the first; the second waits at model 1 for company; the third comes to model 0.
     for (id, route, at) in [(1, 0, 0), (2, 1, 1), (3, 0, 2)] {
         let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::greedy() };
@@ -313,7 +335,7 @@ fn a_new_request_opens_other_gates() {
         world.submit(micros(at), Arc::new(RequestSpec { id, new }));
     }
     while world.advance() {}
-    for (id, client) in &world.clients {
+    for (id, client) in &world.audience.0 {
         assert!(client.ended_at < FOR_EVER, "request {id} waited for ever");
         assert_eq!(client.ledger.tokens().len(), 5);
     }

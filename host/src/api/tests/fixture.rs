@@ -124,6 +124,7 @@ impl Server {
             text: Arc::new(demo()),
             min_batch: vec![1],
             max_wait: Duration::from_millis(1),
+            hold: Duration::ZERO,
             max_rows: 512,
             prefill_chunk: 256,
         };

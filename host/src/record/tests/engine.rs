@@ -12,6 +12,7 @@ use super::*;
 use crate::engine::{Engine, ModelSetup, OnError, RouteSetup, TokenText};
 use crate::policy::{Linked, PolicyFactory};
 use crate::request::{Committed, RequestId, TokenId};
+use crate::subserver::gate::Schedule;
 use crate::subserver::observe::{Evaluation, Wanted};
 
 /// The first model's unsure candidates are dropped and the second writes two tokens; some are replaced.
@@ -96,6 +97,7 @@ fn engine(observer: Arc<dyn Observer>) -> Engine {
         text: Arc::new(NoText),
         min_batch: vec![1],
         max_wait: Duration::from_millis(5),
+        hold: Duration::ZERO,
         max_rows: 256,
         prefill_chunk: 64,
     });
@@ -114,7 +116,7 @@ fn engine(observer: Arc<dyn Observer>) -> Engine {
         route("turns", &[2, 1, 0], Arc::new(Linked::<Turns>::default())),
         route("speculate", &[1, 2], Arc::new(Linked::<Speculate>::default())),
     ];
-    Engine::start_observed(models.collect(), routes, Some(observer)).unwrap()
+    Engine::start_observed(models.collect(), routes, Schedule::default(), Some(observer)).unwrap()
 }
 
 fn routes() -> Vec<Route> {

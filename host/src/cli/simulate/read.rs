@@ -1,0 +1,467 @@
+//! From the text of a plan to [`Plan`]. Pure.
+
+use std::time::Duration;
+
+use crate::config::batching::batching;
+use crate::config::error::{Fault, suggestion};
+use crate::config::read::waiting;
+use crate::config::tree::{self, Field, Key, Section};
+use crate::runner::simulated::Latency;
+use crate::simulation::plan::{Arrival, Arrivals, Lengths, Plan, PlannedLoad, PlannedModel};
+
+/// How far sums of probabilities may be from 1.
+const ROUNDING: f64 = 1e-6;
+/// Most instances of a model.
+const INSTANCES: usize = 256;
+/// Most cells of requests.
+const CELLS: usize = 4096;
+
+/// Read a plan. `read` gives the text of a file that it names.
+pub fn plan(text: &str, read: &dyn Fn(&str) -> Result<String, String>) -> Result<Plan, Fault> {
+    let mut root = Field { name: String::new(), node: tree::parse(text)? }.section()?;
+    let batching = root.take("batching").map(|f| batching(f.section()?)).transpose()?.unwrap_or_default();
+    let Some(simulation) = root.take("simulation") else {
+        return Err(Fault { origin: None, message: "has no [simulation]; add it with `arrivals` and `output`".into() });
+    };
+    let models = root.take("models").map(|f| Ok(f.section()?.rest())).transpose()?.unwrap_or_default();
+    root.end()?;
+    if models.is_empty() {
+        return Err(Fault { origin: None, message: "has no model; add a table [models.NAME] with `step_ms`".into() });
+    }
+    let names: Vec<String> = models.iter().map(|(key, _)| key.name.clone()).collect();
+    let mut hosts = Vec::new();
+    let planned = models.iter().map(|(key, field)| model(key, field, &names, &mut hosts));
+    let planned = planned.collect::<Result<Vec<_>, Fault>>()?;
+    let mut section = simulation.section()?;
+    let entry = match section.take("entry") {
+        Some(field) => index(&field, &field.text()?, &names)?,
+        None => 0,
+    };
+    let seed = section.take("seed").map(|f| f.integer(0..=i64::MAX)).transpose()?.unwrap_or(0) as u64;
+    let delay = section.take("network_ms").map(|f| time(&f, 0.0)).transpose()?.unwrap_or_default();
+    let load = load(&mut section, read)?;
+    section.end()?;
+    let plan = Plan { models: planned, entry, schedule: batching.schedule, delay, load, seed };
+    reachable(&plan, &models)?;
+    if plan.cells() > CELLS {
+        let message =
+            format!("the numbers of hosts of the models have no common multiple up to {CELLS}; even them out");
+        return Err(Fault { origin: None, message });
+    }
+    Ok(plan)
+}
+
+/// The number of a model.
+fn index(field: &Field, name: &str, names: &[String]) -> Result<usize, Fault> {
+    let known = names.iter().map(String::as_str);
+    let found = names.iter().position(|model| model == name);
+    found.ok_or_else(|| {
+        Fault::at(
+            &field.node.origin,
+            format!("{}: there is no model `{name}`: {}", field.name, suggestion(name, known.collect::<Vec<_>>())),
+        )
+    })
+}
+
+/// Milliseconds, from `least` on.
+fn time(field: &Field, least: f64) -> Result<Duration, Fault> {
+    Ok(Duration::from_secs_f64(field.number(least..=1e9)? / 1000.0))
+}
+
+fn model(key: &Key, field: &Field, names: &[String], hosts: &mut Vec<String>) -> Result<PlannedModel, Fault> {
+    let mut section = field.section()?;
+    let Some(step) = section.take("step_ms") else {
+        return Err(section.fault("has no `step_ms`; add the time of a step, or { BATCH = TIME, … }"));
+    };
+    let row = section.take("row_ms").map(|f| time(&f, 0.0)).transpose()?.unwrap_or_default();
+    let latency = latency(&step, row)?;
+    let placed = match (section.take("host"), section.take("hosts")) {
+        (Some(_), Some(hosts)) => return Err(hosts.fault("`host` says where it is already; keep one of them")),
+        (Some(host), None) => vec![host.text()?],
+        (None, Some(list)) => {
+            let names = list.array("strings")?.iter().map(Field::text).collect::<Result<Vec<_>, Fault>>()?;
+            if names.is_empty() || names.len() > INSTANCES {
+                return Err(list.fault(format!("must name 1 to {INSTANCES} hosts, one for each instance of the model")));
+            }
+            names
+        }
+        (None, None) => vec![String::new()],
+    };
+    let mut place = |host: String| {
+        let known = hosts.iter().position(|other| *other == host);
+        known.unwrap_or_else(|| {
+            hosts.push(host);
+            hosts.len() - 1
+        })
+    };
+    let placed = placed.into_iter().map(&mut place).collect();
+    let factor = |f: &Field| f.number(1.0..=1000.0);
+    let stretch = match section.take("stretch") {
+        Some(field) if field.is_array() => field.array("numbers")?.iter().map(factor).collect::<Result<_, _>>()?,
+        Some(field) => vec![factor(&field)?],
+        None => Vec::new(),
+    };
+    let waiting = waiting(&mut section)?;
+    let kv_tokens = section.take("kv_tokens").map(|f| f.integer(1..=1 << 34)).transpose()?.map(|n| n as u64);
+    let rows = |field: Option<Field>| match field {
+        Some(field) => Ok(field.integer(1..=1 << 30)? as usize),
+        None => Ok(1 << 30),
+    };
+    let (max_rows, prefill_chunk) = (rows(section.take("max_rows"))?, rows(section.take("prefill_chunk"))?);
+    let own = index(field, &key.name, names)?;
+    let (routing, commit) = routing(&mut section, own, names)?;
+    section.end()?;
+    let name = key.name.clone();
+    Ok(PlannedModel {
+        name,
+        hosts: placed,
+        latency,
+        waiting,
+        stretch,
+        kv_tokens,
+        max_rows,
+        prefill_chunk,
+        routing,
+        commit,
+    })
+}
+
+/// One time, or a table of times by batch size.
+fn latency(field: &Field, row: Duration) -> Result<Latency, Fault> {
+    const LEAST: f64 = 1e-6;
+    let mut points = Vec::new();
+    match field.section() {
+        Ok(section) => {
+            for (key, value) in section.rest() {
+                let Some(size) = key.name.parse().ok().filter(|size| (1..=1 << 20).contains(size)) else {
+                    let message = format!("{}: a batch size is a whole number from 1 to {}", value.name, 1 << 20);
+                    return Err(Fault::at(&key.origin, message));
+                };
+                points.push((size, time(&value, LEAST)?));
+            }
+        }
+        Err(_) => points.push((1, time(field, LEAST)?)),
+    }
+    Latency::new(points, row).ok_or_else(|| field.fault("must have a time for at least one batch size, each once"))
+}
+
+/// The rows of P and C of model `own`.
+fn routing(section: &mut Section, own: usize, names: &[String]) -> Result<(Vec<f64>, Vec<f64>), Fault> {
+    let fill = |field: &Field, row: &mut [f64]| {
+        for (key, value) in field.section()?.rest() {
+            let model = index(field, &key.name, names).map_err(|fault| Fault::at(&key.origin, fault.message))?;
+            row[model] = value.number(0.0..=1.0)?;
+        }
+        Ok(())
+    };
+    let mut routing = vec![0.0; names.len()];
+    match section.take("routing") {
+        Some(field) => {
+            fill(&field, &mut routing)?;
+            let sum: f64 = routing.iter().sum();
+            if (sum - 1.0).abs() > ROUNDING {
+                let message = format!("{}: the probabilities add up to {sum}, not to 1", field.name);
+                return Err(Fault::at(&field.node.origin, message));
+            }
+        }
+        None => routing[own] = 1.0,
+    }
+    let mut commit = vec![1.0; names.len()];
+    if let Some(field) = section.take("commit") {
+        fill(&field, &mut commit)?;
+        if commit[own] != 1.0 {
+            let message =
+                format!("{}.{}: a request that stays has committed its token; leave it out", field.name, names[own]);
+            return Err(Fault::at(&field.node.origin, message));
+        }
+    }
+    Ok((routing, commit))
+}
+
+/// Every model is reached from the entry, and from every model some commit is.
+fn reachable(plan: &Plan, models: &[(Key, Field)]) -> Result<(), Fault> {
+    let count = plan.models.len();
+    let goes = |from: usize, to: usize| plan.models[from].routing[to] > 0.0;
+    let closure = |mut reached: Vec<bool>, step: &dyn Fn(usize, usize) -> bool| {
+        for _ in 0..count {
+            for (from, to) in (0..count * count).map(|pair| (pair / count, pair % count)) {
+                reached[to] |= reached[from] && step(from, to);
+            }
+        }
+        reached
+    };
+    let met = closure((0..count).map(|model| model == plan.entry).collect(), &goes);
+    let commits = |model: usize| (0..count).any(|to| goes(model, to) && plan.models[model].commit[to] > 0.0);
+    let ends = closure((0..count).map(commits).collect(), &|from, to| goes(to, from));
+    let fault = |model: usize, message: &str| {
+        let (key, _) = &models[model];
+        Err(Fault::at(&key.origin, format!("[models.{}]: {message}", key.name)))
+    };
+    if let Some(model) = met.iter().position(|met| !met) {
+        return fault(model, "no request ever comes here; add it to a `routing`, or leave it out");
+    }
+    match ends.iter().position(|ends| !ends) {
+        Some(model) => fault(model, "no token is ever committed from here on; change `routing` or `commit`"),
+        None => Ok(()),
+    }
+}
+
+fn load(section: &mut Section, read: &dyn Fn(&str) -> Result<String, String>) -> Result<PlannedLoad, Fault> {
+    let Some(field) = section.take("arrivals") else {
+        return Err(section.fault(
+            "has no `arrivals`; add { closed = N }, { poisson = PER_SECOND }, { bursts = N, every_ms = T } or \
+             { trace = \"FILE.csv\" }",
+        ));
+    };
+    let mut table = field.section()?;
+    let kinds = ["closed", "poisson", "bursts", "trace"].map(|kind| (kind, table.take(kind)));
+    let mut given = kinds.into_iter().filter_map(|(kind, field)| Some((kind, field?)));
+    let arrivals = match (given.next(), given.next()) {
+        (Some(_), Some((_, second))) => return Err(second.fault("arrivals are of one kind; keep one of them")),
+        (Some(("closed", field)), None) => Arrivals::Closed(field.integer(1..=1 << 20)? as u32),
+        (Some(("poisson", field)), None) => Arrivals::Poisson(field.number(1e-6..=1e9)?),
+        (Some(("bursts", field)), None) => {
+            let size = field.integer(1..=1 << 20)? as u32;
+            let Some(every) = table.take("every_ms") else {
+                return Err(field.fault("needs the time between two bursts; add `every_ms`"));
+            };
+            Arrivals::Bursts { size, every: time(&every, 0.0)? }
+        }
+        (Some((_, field)), None) => {
+            let text = read(&field.text()?).map_err(|e| field.fault(e))?;
+            Arrivals::Trace(trace(&text).map_err(|e| field.fault(e))?)
+        }
+        (None, _) => return Err(field.fault("must be one of closed, poisson, bursts and trace")),
+    };
+    table.end()?;
+    let traced = match &arrivals {
+        Arrivals::Trace(trace) => Some(trace),
+        _ => None,
+    };
+    let requests = match (section.take("requests"), traced) {
+        (Some(field), Some(_)) => return Err(field.fault("the trace has its requests; leave it out")),
+        (Some(field), None) => field.integer(1..=1 << 26)? as u32,
+        (None, Some(trace)) => trace.len() as u32,
+        (None, None) => return Err(section.fault("has no `requests`; add how many there are in all")),
+    };
+    let prompt = section.take("prompt").map(|f| lengths(&f)).transpose()?.unwrap_or(Lengths(1, 1));
+    let output = match (section.take("output"), traced) {
+        (Some(field), _) => lengths(&field)?,
+        (None, Some(trace)) if trace.iter().all(|arrival| arrival.output.is_some()) => Lengths(1, 1),
+        (None, _) => return Err(section.fault("has no `output`; add the tokens of an answer, or [LEAST, MOST]")),
+    };
+    Ok(PlannedLoad { requests, arrivals, prompt, output })
+}
+
+/// A number of tokens, or the least and the most of them.
+fn lengths(field: &Field) -> Result<Lengths, Fault> {
+    let tokens = |f: &Field| Ok(f.integer(1..=1 << 30)? as u32);
+    if !field.is_array() {
+        let length = tokens(field)?;
+        return Ok(Lengths(length, length));
+    }
+    match field.array("integers")?.iter().map(tokens).collect::<Result<Vec<_>, Fault>>()?[..] {
+        [least, most] if least <= most => Ok(Lengths(least, most)),
+        _ => Err(field.fault("must be a number of tokens, or [LEAST, MOST]")),
+    }
+}
+
+/// A CSV file with the columns `arrival_ms` and, where lengths are known, `prompt_tokens` and `output_tokens`.
+fn trace(text: &str) -> Result<Vec<Arrival>, String> {
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let head = reader.headers().map_err(|e| e.to_string())?.clone();
+    let column = |name: &str| head.iter().position(|column| column.trim() == name);
+    let Some(at) = column("arrival_ms") else { return Err("has no column `arrival_ms`".into()) };
+    let (prompt, output) = (column("prompt_tokens"), column("output_tokens"));
+    let mut arrivals: Vec<Arrival> = Vec::new();
+    for record in reader.records() {
+        let record = record.map_err(|e| e.to_string())?;
+        let line = record.position().map_or(0, csv::Position::line);
+        let cell = |column: usize| record.get(column).unwrap_or_default().trim();
+        let tokens = |column: Option<usize>| {
+            let Some(column) = column else { return Ok(None) };
+            let tokens = cell(column).parse().ok().filter(|tokens| (1..=1 << 30).contains(tokens));
+            let name = &head[column];
+            tokens
+                .map(Some)
+                .ok_or_else(|| format!("line {line}: {name} = {:?} must be a number from 1 on", cell(column)))
+        };
+        let moment: Option<f64> = cell(at).parse().ok().filter(|ms| (0.0..=1e12).contains(ms));
+        let moment =
+            moment.ok_or_else(|| format!("line {line}: arrival_ms = {:?} must be a time from 0 on", cell(at)))?;
+        let moment = Duration::from_secs_f64(moment / 1000.0);
+        if arrivals.last().is_some_and(|last| last.at > moment) {
+            return Err(format!("line {line}: arrival_ms = {} is before the line above; sort the file", cell(at)));
+        }
+        arrivals.push(Arrival { at: moment, prompt: tokens(prompt)?, output: tokens(output)? });
+    }
+    if arrivals.is_empty() { Err("has no requests".into()) } else { Ok(arrivals) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::subserver::gate::Schedule;
+
+    const MODELS: &str = "\
+[models.s]
+step_ms = 6
+routing = { s = 0.65, l = 0.35 }
+commit = { l = 0 }
+[models.l]
+step_ms = { 1 = 20, 8 = 27.9 }
+routing = { s = 1 }
+";
+    const SIMULATION: &str = "[simulation]\narrivals = { closed = 8 }\nrequests = 16\noutput = 100\n";
+
+    fn parse(text: &str) -> Result<Plan, String> {
+        let read = |name: &str| match name {
+            "good.csv" => Ok("arrival_ms,output_tokens\n0,5\n 2.5, 7\n".into()),
+            "bad.csv" => Ok("arrival_ms,output_tokens\n1,0\n".into()),
+            "unsorted.csv" => Ok("arrival_ms\n3\n1\n".into()),
+            _ => Err("there is no such file".to_string()),
+        };
+        plan(text, &read).map_err(|fault| fault.in_file("p.toml").to_string())
+    }
+
+    #[test]
+    fn everything_that_can_be_written() {
+        let plan = parse(
+            "[batching]\nschedule = 'step-sync'\n\
+             [simulation]\nentry = 'b'\narrivals = { bursts = 4, every_ms = 250 }\nrequests = 9\nprompt = [10, 20]\n\
+             output = 7\nseed = 5\nnetwork_ms = 0.5\n\
+             [models.a]\nstep_ms = { 8 = 5, 1 = 4 }\nrow_ms = 0.01\nhosts = ['x', 'y']\nstretch = [1.5, 2]\n\
+             min_batch = [1, 2]\nmax_wait_ms = 9\nhold_ms = 3\nkv_tokens = 4096\nmax_rows = 64\nprefill_chunk = 32\n\
+             routing = { a = 0.5, b = 0.5 }\ncommit = { b = 0.25 }\n\
+             [models.b]\nstep_ms = 1\nhost = 'y'\nrouting = { a = 1 }\n",
+        )
+        .unwrap();
+        let ms = Duration::from_millis;
+        assert_eq!((plan.entry, plan.schedule, plan.seed), (1, Schedule::StepSync, 5));
+        assert_eq!(plan.delay, Duration::from_micros(500));
+        let load = &plan.load;
+        assert_eq!((load.requests, load.prompt, load.output), (9, Lengths(10, 20), Lengths(7, 7)));
+        assert_eq!(load.arrivals, Arrivals::Bursts { size: 4, every: ms(250) });
+        let [a, b] = &plan.models[..] else { panic!() };
+        assert_eq!((&a.hosts[..], &b.hosts[..], &a.stretch[..]), (&[0, 1][..], &[1][..], &[1.5, 2.0][..]));
+        assert_eq!((a.latency.of(1, 101), a.latency.of(8, 8)), (ms(5), ms(5)));
+        assert_eq!((&a.waiting.min_batch[..], a.waiting.max_wait, a.waiting.hold), (&[1, 2][..], ms(9), ms(3)));
+        assert_eq!((a.kv_tokens, a.max_rows, a.prefill_chunk), (Some(4096), 64, 32));
+        assert_eq!((&a.routing[..], &a.commit[..]), (&[0.5, 0.5][..], &[1.0, 0.25][..]));
+        assert_eq!((&b.routing[..], &b.commit[..]), (&[1.0, 0.0][..], &[1.0, 1.0][..]));
+        let traced = parse(&format!("[simulation]\narrivals = {{ trace = 'good.csv' }}\n{MODELS}")).unwrap();
+        assert_eq!((traced.load.requests, traced.requests()[1].output), (2, 7));
+        assert_eq!(traced.requests()[1].at, Duration::from_micros(2500));
+    }
+
+    #[test]
+    fn impossible_plans_get_one_line() {
+        for (was, instead, message) in [
+            ("l = 0.35", "l = 0.3", "p.toml:7: models.s.routing: the probabilities add up to 0.95, not to 1"),
+            ("l = 0.35", "x = 0.35", "p.toml:7: models.s.routing: there is no model `x`: known are s, l"),
+            ("s = 0.65", "s = -0.65", "p.toml:7: models.s.routing.s = -0.65: must be from 0 to 1"),
+            ("step_ms = 6", "step_ms = -6", "p.toml:6: models.s.step_ms = -6: must be from 0.000001 to 1000000000"),
+            ("8 = 27.9", "8 = -27.9", "p.toml:10: models.l.step_ms.8 = -27.9: must be from 0.000001 to 1000000000"),
+            ("8 = 27.9", "0 = 2", "p.toml:10: models.l.step_ms.0: a batch size is a whole number from 1 to 1048576"),
+            (
+                "step_ms = 6\n",
+                "",
+                "p.toml:5: [models.s]: has no `step_ms`; add the time of a step, or { BATCH = TIME, … }",
+            ),
+            ("closed = 8", "closed = 0", "p.toml:2: simulation.arrivals.closed = 0: must be from 1 to 1048576"),
+            (
+                "closed = 8",
+                "poisson = -1",
+                "p.toml:2: simulation.arrivals.poisson = -1: must be from 0.000001 to 1000000000",
+            ),
+            (
+                "closed = 8",
+                "closed = 8, poisson = 1",
+                "p.toml:2: simulation.arrivals.poisson = 1: arrivals are of one kind; keep one of them",
+            ),
+            (
+                "closed = 8",
+                "bursts = 8",
+                "p.toml:2: simulation.arrivals.bursts = 8: needs the time between two bursts; add `every_ms`",
+            ),
+            ("closed = 8", "", "p.toml:2: simulation.arrivals = {…}: must be one of closed, poisson, bursts and trace"),
+            (
+                "closed = 8",
+                "clsoed = 8",
+                "p.toml:2: simulation.arrivals = {…}: must be one of closed, poisson, bursts and trace",
+            ),
+            (
+                "closed = 8",
+                "trace = 'no.csv'",
+                "p.toml:2: simulation.arrivals.trace = \"no.csv\": there is no such file",
+            ),
+            (
+                "closed = 8",
+                "trace = 'bad.csv'",
+                "p.toml:2: simulation.arrivals.trace = \"bad.csv\": line 2: output_tokens = \"0\" must be a number from 1 on",
+            ),
+            (
+                "closed = 8",
+                "trace = 'unsorted.csv'",
+                "p.toml:2: simulation.arrivals.trace = \"unsorted.csv\": line 3: arrival_ms = 1 is before the line above; sort the file",
+            ),
+            (
+                "closed = 8",
+                "trace = 'good.csv'",
+                "p.toml:3: simulation.requests = 16: the trace has its requests; leave it out",
+            ),
+            (
+                "output = 100",
+                "output = [9, 3]",
+                "p.toml:4: simulation.output = [9, 3]: must be a number of tokens, or [LEAST, MOST]",
+            ),
+            (
+                "output = 100\n",
+                "",
+                "p.toml:1: [simulation]: has no `output`; add the tokens of an answer, or [LEAST, MOST]",
+            ),
+            (
+                "commit = { l = 0 }",
+                "commit = { s = 0 }",
+                "p.toml:8: models.s.commit.s: a request that stays has committed its token; leave it out",
+            ),
+            (
+                "s = 0.65, l = 0.35",
+                "s = 1",
+                "p.toml:9: [models.l]: no request ever comes here; add it to a `routing`, or leave it out",
+            ),
+            (
+                "routing = { s = 1 }\n",
+                "routing = { s = 1 }\nhold = 1\n",
+                "p.toml:12: unknown key `models.l.hold`: did you mean `host`?",
+            ),
+            (
+                "[simulation]\n",
+                "[batching]\nschedule = 'lazy'\n[simulation]\n",
+                "p.toml:2: batching.schedule = \"lazy\": must be \"delayed\", \"eager\", \"model-sync\" or \"step-sync\"",
+            ),
+        ] {
+            let text = format!("{SIMULATION}{MODELS}").replacen(was, instead, 1);
+            assert_eq!(parse(&text).unwrap_err(), message, "{text}");
+        }
+        let never = "[models.s]\nstep_ms = 1\nrouting = { l = 1 }\ncommit = { l = 0 }\n\
+                     [models.l]\nstep_ms = 1\nrouting = { s = 1 }\ncommit = { s = 0 }\n";
+        let never = parse(&format!("{SIMULATION}{never}")).unwrap_err();
+        assert!(never.contains("[models.s]: no token is ever committed from here on"), "{never}");
+    }
+
+    #[test]
+    fn loads_that_cannot_be() {
+        let check = |more: &str| parse(&format!("{SIMULATION}{MODELS}{more}")).unwrap().check();
+        assert_eq!(check(""), Ok(()));
+        assert_eq!(check("min_batch = 8\n"), Ok(()));
+        let locked = check("min_batch = 9\n").unwrap_err();
+        assert!(locked.contains("with 8 requests under way the models could wait for each other for ever"), "{locked}");
+        let small = check("kv_tokens = 100\n").unwrap_err();
+        assert_eq!(small, "models.l.kv_tokens: a request may have 101 tokens; give at least these");
+        let hosts: Vec<String> = (0..9).map(|host| host.to_string()).collect();
+        let text = format!("{SIMULATION}[models.s]\nstep_ms = 1\nhosts = {hosts:?}\n");
+        let apart = parse(&text).unwrap().check().unwrap_err();
+        assert_eq!(apart, "arrivals: 8 requests under way leave instances without any; at least 9 are needed");
+    }
+}

@@ -1,0 +1,277 @@
+//! One model's side of the [`Coordinator`]: when it may start, and what the others learn of its steps.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::Counters;
+use super::coordinator::{Coordinator, Ladders, brings_request};
+use super::gate::{Gate, Look, Schedule, Underway, gate, hold, thresholds};
+use super::message::Message;
+use super::observed::SIZES;
+use crate::request::ModelId;
+
+/// A step that takes longer than expected by this part of it is waited for no longer.
+const PATIENCE: u32 = 8;
+
+/// What a model's steps take, by batch size: a moving average. Zero where it is unknown.
+#[derive(Debug)]
+struct StepTimes([u64; SIZES]);
+
+impl StepTimes {
+    fn place(requests: usize) -> usize {
+        requests.clamp(1, SIZES) - 1
+    }
+
+    /// The time of a step, from the nearest batch size with a known one.
+    fn expected(&self, requests: usize) -> Option<Duration> {
+        let (smaller, larger) = self.0.split_at(Self::place(requests) + 1);
+        let known = smaller.iter().rev().chain(larger).find(|nanos| **nanos > 0);
+        known.map(|&nanos| Duration::from_nanos(nanos))
+    }
+
+    fn learn(&mut self, requests: usize, nanos: u64) {
+        let average = &mut self.0[Self::place(requests)];
+        *average = if *average == 0 { nanos } else { *average - *average / 4 + nanos / 4 };
+    }
+}
+
+/// The gate of one model over time. Owned by the model's thread.
+#[derive(Debug)]
+pub struct Pacer {
+    coordinator: Arc<Coordinator>,
+    model: usize,
+    waiting_since: Option<Duration>,
+    /// The ladders as of `generation`.
+    ladders: Arc<Ladders>,
+    generation: u64,
+    /// The last threshold and the number of live requests that it is for.
+    threshold: Option<(usize, u32)>,
+    /// Requests that have arrived since the last look.
+    arrived: usize,
+    times: StepTimes,
+    /// Of the step under way.
+    began: Duration,
+    counters: Counters,
+    /// By model: its busy clock when the step began.
+    busy: Vec<i64>,
+    wakes: Vec<usize>,
+}
+
+impl Pacer {
+    pub fn new(coordinator: Arc<Coordinator>, model: ModelId) -> Self {
+        let (generation, ladders) = coordinator.ladders();
+        Self {
+            model: model.index(),
+            waiting_since: None,
+            ladders,
+            generation,
+            threshold: None,
+            arrived: 0,
+            times: StepTimes([0; SIZES]),
+            began: Duration::ZERO,
+            counters: Counters::default(),
+            busy: vec![0; coordinator.places.len()],
+            wakes: Vec::new(),
+            coordinator,
+        }
+    }
+
+    /// `message` has come to the model.
+    pub fn arrived(&mut self, message: &Message) {
+        self.arrived += usize::from(brings_request(message));
+    }
+
+    /// Whether the model may start with `ready` requests. Comes after everything in its inbox was taken and
+    /// carried out.
+    pub fn look(&mut self, ready: usize, now: Duration) -> Gate {
+        self.waiting_since = (ready > 0).then(|| self.waiting_since.unwrap_or(now));
+        let arrived = std::mem::take(&mut self.arrived);
+        let turns = self.coordinator.turns.as_ref();
+        let turn = turns.is_none_or(|turns| turns.look(self.model, ready, arrived, &mut self.wakes));
+        let threshold = self.threshold();
+        let place = &self.coordinator.places[self.model];
+        let peers = place.peers.iter().filter_map(|&peer| self.coordinator.places[peer].underway());
+        // Where models take turns nobody ends soon.
+        let holds = ready > 0 && !place.hold.is_zero() && self.coordinator.turns.is_none();
+        let held_until = if holds { hold(place.hold, peers, now) } else { None };
+        let (waiting_since, max_wait) = (self.waiting_since, place.max_wait);
+        let gate = gate(&Look { ready, threshold, turn, held_until, waiting_since, max_wait, now });
+        if holds {
+            place.holding.store(held_until.is_some() && gate != Gate::Open, Ordering::Release);
+        }
+        gate
+    }
+
+    fn threshold(&mut self) -> u32 {
+        if self.coordinator.schedule() != Schedule::Delayed {
+            return 1;
+        }
+        if self.generation != self.coordinator.generation() {
+            (self.generation, self.ladders) = self.coordinator.ladders();
+            self.threshold = None;
+        }
+        let live = self.coordinator.live();
+        match self.threshold {
+            Some((of, threshold)) if of == live => threshold,
+            _ => {
+                let threshold = thresholds(&self.ladders, live)[self.model];
+                self.threshold = Some((live, threshold));
+                threshold
+            }
+        }
+    }
+
+    /// A step begins, with at most `ready` requests. `counters` of the model so far.
+    pub fn start(&mut self, ready: usize, counters: Counters, now: Duration) {
+        self.waiting_since = None;
+        (self.began, self.counters) = (now, counters);
+        let place = &self.coordinator.places[self.model];
+        place.holding.store(false, Ordering::Relaxed);
+        let underway = |time: Duration| Underway { ends: now + time, overdue: now + time + time / PATIENCE };
+        place.expect(self.times.expected(ready).map(underway));
+        let nanos = now.as_nanos() as i64;
+        place.busy.start(nanos);
+        for (busy, place) in self.busy.iter_mut().zip(&self.coordinator.places) {
+            *busy = place.busy.read(nanos);
+        }
+    }
+
+    /// The step under way has handed a request to `model`. Before the hand-off is sent.
+    pub fn handed_to(&self, model: ModelId) {
+        self.coordinator.places[self.model].observations.handed_to(model.index());
+    }
+
+    /// The step has ended at `now`, and what came of it is carried out. It leaves `ready` requests.
+    pub fn finish(&mut self, ready: usize, counters: Counters, now: Duration) {
+        let places = &self.coordinator.places;
+        let place = &places[self.model];
+        let moment = now.as_nanos() as i64;
+        place.busy.stop(moment);
+        place.expect(None);
+        let nanos = now.saturating_sub(self.began).as_nanos() as u64;
+        let requests = counters.batched - self.counters.batched;
+        place.observations.evaluated(counters.evaluated - self.counters.evaluated);
+        if counters.prompt_rows > self.counters.prompt_rows {
+            place.observations.prompt_step(nanos);
+        } else if requests > 0 {
+            self.times.learn(requests as usize, nanos);
+            let own = self.model;
+            let others = places.iter().zip(&self.busy).enumerate();
+            // Clocks of other threads may be read a little late.
+            let ran = |(model, (place, before)): (usize, (&super::coordinator::Place, &i64))| {
+                if model == own { 0 } else { (place.busy.read(moment) - before).max(0) as u64 }
+            };
+            place.observations.step(requests, nanos, others.map(ran));
+        }
+        let holding = |model: &usize| places[*model].holding.load(Ordering::Acquire);
+        self.wakes.extend(place.peers.iter().copied().filter(holding));
+        if let Some(turns) = &self.coordinator.turns {
+            turns.stepped(self.model, ready, &mut self.wakes);
+        }
+    }
+
+    /// The models that must look at their gates since the last call.
+    pub fn wakes(&mut self) -> impl Iterator<Item = ModelId> {
+        self.wakes.drain(..).map(|model| ModelId(model as u32))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::coordinator::Waiting;
+    use super::*;
+
+    fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    fn pacers(schedule: Schedule, models: [(Vec<u32>, u64); 2]) -> (Arc<Coordinator>, [Pacer; 2]) {
+        let waiting = |(min_batch, hold)| Waiting { min_batch, max_wait: ms(1000), hold: ms(hold) };
+        let route = [ModelId(0), ModelId(1)];
+        let models = models.into_iter().map(waiting).collect();
+        let coordinator = Arc::new(Coordinator::new(schedule, models, std::iter::once(&route[..])));
+        let pacers = route.map(|model| Pacer::new(coordinator.clone(), model));
+        (coordinator, pacers)
+    }
+
+    /// A step of so many requests.
+    fn counted(requests: u64) -> Counters {
+        Counters { steps: 1, rows: requests, batched: requests, evaluated: requests, ..Counters::default() }
+    }
+
+    fn step(pacer: &mut Pacer, requests: u64, from: u64, to: u64) {
+        pacer.start(requests as usize, Counters::default(), ms(from));
+        pacer.finish(0, counted(requests), ms(to));
+    }
+
+    #[test]
+    fn a_model_holds_for_a_peer_that_ends_soon() {
+        let (_, [mut small, mut large]) = pacers(Schedule::Delayed, [(vec![1], 10), (vec![1], 0)]);
+        // Nothing is known of the first step.
+        large.start(3, Counters::default(), ms(0));
+        assert_eq!(small.look(1, ms(39)), Gate::Open);
+        large.finish(0, counted(3), ms(40));
+        large.start(5, Counters::default(), ms(100));
+        assert_eq!(small.look(1, ms(129)), Gate::Open);
+        assert_eq!(small.look(1, ms(130)), Gate::Closed(Some(ms(145))));
+        assert_eq!(small.look(1, ms(144)), Gate::Closed(Some(ms(145))));
+        assert_eq!(small.look(1, ms(145)), Gate::Open, "it is overdue");
+        assert_eq!(small.look(1, ms(141)), Gate::Closed(Some(ms(145))));
+        large.finish(0, counted(5), ms(142));
+        assert_eq!(large.wakes().collect::<Vec<_>>(), [ModelId(0)]);
+        assert_eq!(small.look(1, ms(142)), Gate::Open);
+        step(&mut large, 5, 200, 240);
+        assert_eq!(large.wakes().count(), 0, "nobody waits");
+    }
+
+    #[test]
+    fn thresholds_follow_requests_and_ladders() {
+        let (coordinator, [_, mut large]) = pacers(Schedule::Delayed, [(vec![1], 0), (vec![1, 2, 3], 0)]);
+        let open = |pacer: &mut Pacer, ready, live| {
+            coordinator.set_live(live);
+            pacer.look(ready, ms(1)) == Gate::Open
+        };
+        assert_eq!([1, 2, 3].map(|live| open(&mut large, 2, live)), [true, true, false]);
+        coordinator.replace(vec![vec![1], vec![1]]).unwrap();
+        assert!(open(&mut large, 1, 3));
+        coordinator.replace(vec![vec![1], vec![9]]).unwrap();
+        assert_eq!([3, 4].map(|live| open(&mut large, 3, live)), [true, false], "it cannot lock up");
+        let (coordinator, [_, mut eager]) = pacers(Schedule::Eager, [(vec![1], 0), (vec![3], 0)]);
+        coordinator.set_live(5);
+        assert_eq!(eager.look(1, ms(1)), Gate::Open);
+    }
+
+    #[test]
+    fn steps_are_observed_with_what_ran_beside_them() {
+        let (coordinator, [mut small, mut large]) = pacers(Schedule::Eager, [(vec![1], 0), (vec![1], 0)]);
+        step(&mut small, 2, 0, 5);
+        large.start(1, Counters::default(), ms(8));
+        step(&mut small, 2, 10, 17);
+        small.start(2, Counters::default(), ms(20));
+        large.finish(0, counted(1), ms(22));
+        small.handed_to(ModelId(1));
+        small.finish(0, counted(2), ms(26));
+        small.start(1, Counters::default(), ms(30));
+        small.finish(0, Counters { prompt_rows: 7, ..counted(1) }, ms(40));
+        let seen = coordinator.observed(ModelId(0));
+        let of = |steps: super::super::observed::Steps| (steps.steps, steps.time);
+        assert_eq!((of(seen.sizes[1].alone), of(seen.sizes[1].shared)), ((1, ms(5)), (2, ms(13))));
+        assert_eq!(seen.sizes[1].overlap, [ms(0), ms(9)]);
+        assert_eq!((of(seen.prompts), seen.evaluated, seen.to), ((1, ms(10)), 7, vec![0, 1]));
+        assert_eq!(coordinator.observed(ModelId(1)).sizes[0].overlap, [ms(9), ms(0)]);
+    }
+
+    #[test]
+    fn expected_times_are_those_of_the_nearest_size() {
+        let mut times = StepTimes([0; SIZES]);
+        assert_eq!(times.expected(3), None);
+        times.learn(4, 800);
+        times.learn(2, 400);
+        times.learn(200, 9000);
+        let expected = [1, 2, 3, 4, 63, 64, 999].map(|n| times.expected(n).map(|t| t.as_nanos()));
+        assert_eq!(expected, [400, 400, 400, 800, 800, 9000, 9000].map(Some));
+        times.learn(2, 800);
+        assert_eq!(times.expected(2), Some(Duration::from_nanos(500)));
+    }
+}
