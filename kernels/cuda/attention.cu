@@ -424,16 +424,21 @@ __device__ __forceinline__ void all_chunks(const AttentionArgs& a, const Item& i
     }
 }
 
-// For decoding: grid (CHUNKS, kv heads, items), each cluster an item at a head, each of its blocks a
+// For decoding: grid (CHUNKS, items, kv heads), each cluster an item at a head, each of its blocks a
 // chunk; the output's places are dealt out to the blocks, and each block sends the others its part of
-// theirs. Before sm_90, grid (1, kv heads, items), each block all chunks.
+// theirs. Before sm_90, grid (1, items, kv heads), each block all chunks. Items go before heads: of a bucket
+// that is not full the blocks without an item are then between the others, which would all have been put
+// on a few multiprocessors.
 // Dynamic shared memory: 4 PAGE WARPS SPLIT_STAGES D = 256 D bytes.
 template <int D>
 __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
     extern __shared__ __align__(128) float work[];
-    const u32 head = blockIdx.y, index = blockIdx.z;
+    const u32 index = blockIdx.y, head = blockIdx.z;
     // What a step uploads is there before its first kernel.
-    if (index >= a.header->items) return;
+    if (index >= a.header->items) {
+        if (index == 0) wait_for_previous();  // some block must
+        return;
+    }
     const Item item = a.items[index];
 #if __CUDA_ARCH__ >= 900
     constexpr int STAGES = SPLIT_STAGES;
@@ -458,8 +463,8 @@ __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
     Pages<D, STAGES> pages(a, item, head, first, end, (u16*)work, barriers);
     uint4 q[1][D / 32];
     const auto start = pages.begin(item.stored);
-    wait_for_previous();
     let_next_start();
+    wait_for_previous();
     pages.begin_rest(start);
     load_queries<D, 1>(a, item, head, q);
     Partial<D, 1> r;

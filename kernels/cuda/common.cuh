@@ -1,8 +1,14 @@
 // What all kernels share. No system header is included, so that NVRTC needs no toolkit.
 //
 // bf16 is stored as `u16`. Kernels that run in a step begin with `wait_for_previous()`: launches may
-// overlap with the end of the kernel before (programmatic dependent launch), and nothing that an
-// earlier kernel wrote may be read, and nothing written, before it. Constant data (weights) may be read.
+// overlap with kernels before (programmatic dependent launch), and nothing that an earlier kernel of the
+// step wrote may be read, and nothing written, before it. Constant data (weights) may be read, and what was
+// there before the step: its upload, and keys and values of earlier steps.
+//
+// Small kernels call `let_next_start()` before they wait, so that several are on a multiprocessor at once and
+// fetch weights. The wait is for the kernel before alone, which in turn has waited for its own: so a block of
+// every grid must wait. A step's first kernel calls it after its wait: no kernel of a step starts while an
+// earlier step is at work.
 #pragma once
 
 typedef unsigned char u8;

@@ -114,8 +114,8 @@ __device__ __forceinline__ void prepare(const PrepareArgs& a) {
     const float* norm = is_value ? nullptr : is_query ? a.q_norm : a.k_norm;
     if (active && !is_value) rotation(a.frequencies, position, dim, turn);
     load_norm(norm, dim, weights);
-    wait_for_previous();
     let_next_start();
+    wait_for_previous();
     if (!active) return;
     float x[8];
     load_head(a, row, index, dim, x);

@@ -65,6 +65,25 @@ __device__ __forceinline__ void row_scales(const LinearArgs& a, u32 first, u32 s
     for (int i = 0; i < N; i++) scales[i] = rsqrtf(warp_sum(scales[i]) / (float)a.inputs + a.eps);
 }
 
+// What `finish` needs of weights at a lane's outputs of a tile: they may be read before the kernel before has
+// ended. For RESIDUAL of outputs g and g + 8; for GATED the biases of gate g and of up g.
+struct Constants {
+    float bias[2], norm[2];
+};
+template <Epilogue E>
+__device__ __forceinline__ Constants constants(const LinearArgs& a, u32 tile) {
+    const u32 g = threadIdx.x % WARP / 4;
+    Constants c = {};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        // Beyond the end, repeat the last: that is not stored.
+        const u32 o = min(E == GATED ? tile * 8 + g : tile * 16 + g + 8 * half, a.outputs - 1);
+        if (E != STORE && a.bias) c.bias[half] = a.bias[E == GATED ? o + half * a.outputs : o];
+        if (E == RESIDUAL) c.norm[half] = a.norm[o];
+    }
+    return c;
+}
+
 // What `finish` adds to, read early: for RESIDUAL, the stream at a lane's places of a tile.
 template <Epilogue E>
 __device__ __forceinline__ float4 before(const LinearArgs& a, u32 tile, u32 first) {
@@ -82,18 +101,17 @@ __device__ __forceinline__ float4 before(const LinearArgs& a, u32 tile, u32 firs
 // stored. A lane has v = (output g, row 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1), and of `before` the
 // same; `scales` are of the eight rows.
 template <Epilogue E>
-__device__ __forceinline__ void finish(const LinearArgs& a, const float4& v, const float4& before, u32 tile, u32 first, const float* scales) {
+__device__ __forceinline__ void finish(const LinearArgs& a, const float4& v, const float4& before, const Constants& c, u32 tile, u32 first, const float* scales) {
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const u32 r = first + 2 * t;  // and r + 1
     const bool in0 = r < a.rows, in1 = r + 1 < a.rows;
     if (E == GATED) {
         const u32 o = tile * 8 + g;
         if (o >= a.outputs) return;
-        const float gb = a.bias ? a.bias[o] : 0.0f, ub = a.bias ? a.bias[a.outputs + o] : 0.0f;
         const float s0 = scales[2 * t], s1 = scales[2 * t + 1];
         u16* y = (u16*)a.y + (u64)r * a.pitch + o;
-        if (in0) y[0] = to_bf16(silu(__fmaf_rn(v.x, s0, gb)) * __fmaf_rn(v.z, s0, ub));
-        if (in1) y[a.pitch] = to_bf16(silu(__fmaf_rn(v.y, s1, gb)) * __fmaf_rn(v.w, s1, ub));
+        if (in0) y[0] = to_bf16(silu(__fmaf_rn(v.x, s0, c.bias[0])) * __fmaf_rn(v.z, s0, c.bias[1]));
+        if (in1) y[a.pitch] = to_bf16(silu(__fmaf_rn(v.y, s1, c.bias[0])) * __fmaf_rn(v.w, s1, c.bias[1]));
     } else if (E == STORE) {
         const u32 o = tile * 16 + g;
         const float s0 = scales ? scales[2 * t] : 1.0f, s1 = scales ? scales[2 * t + 1] : 1.0f;
@@ -112,7 +130,7 @@ __device__ __forceinline__ void finish(const LinearArgs& a, const float4& v, con
         for (int half = 0; half < 2; half++) {
             const u32 o = tile * 16 + g + 8 * half;
             if (o >= a.outputs) continue;
-            const float b = a.bias ? a.bias[o] : 0.0f, norm = a.norm[o];
+            const float b = c.bias[half], norm = c.norm[half];
             const u64 at = (u64)r * a.outputs + o;
             if (in0) {
                 const float x = (half ? before.z : before.x) + ((half ? v.z : v.x) + b);

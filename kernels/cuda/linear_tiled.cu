@@ -132,11 +132,12 @@ __device__ __forceinline__ void linear_tiled(const LinearArgs& a) {
     for (int i = 0; i < 4; i++) {
         const u32 tile = first_tile + warp_outputs + i;
         if (tile > last) continue;
+        const Constants known = constants<E>(a, tile);
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             const u32 first = (warp_rows + n) * 8;
             const float4 v = make_float4(total[i][n][0], total[i][n][1], total[i][n][2], total[i][n][3]);
-            finish<E>(a, v, before<E>(a, tile, first_row + first), tile, first_row + first, a.squares ? scales + first : nullptr);
+            finish<E>(a, v, before<E>(a, tile, first_row + first), known, tile, first_row + first, a.squares ? scales + first : nullptr);
         }
     }
 }

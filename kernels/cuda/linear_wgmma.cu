@@ -234,25 +234,30 @@ __device__ __forceinline__ void linear_wgmma(const LinearArgs& a) {
         }
         const u32 tile = first_tile + warp;
         if (tile > last) return;
+        const Constants known = constants<E>(a, tile);
         float4 old[ROWS / 8];
 #pragma unroll
         for (int n = 0; n < ROWS / 8; n++) old[n] = before<E>(a, tile, first_row + n * 8);
 #pragma unroll
         for (int n = 0; n < ROWS / 8; n++) {
             const float4 v = make_float4(total[n * 4], total[n * 4 + 1], total[n * 4 + 2], total[n * 4 + 3]);
-            finish<E>(a, v, old[n], tile, first_row + n * 8, a.squares ? scales + n * 8 : nullptr);
+            finish<E>(a, v, old[n], known, tile, first_row + n * 8, a.squares ? scales + n * 8 : nullptr);
         }
     }
 }
 
-// Names: wgmma_[small_]<epilogue>_<slices>. Grid (rows by ROWS, tiles of outputs by 4 WGS), 128 (WGS + 1) threads,
+// Names: wgmma_[mid_|small_]<epilogue>_<slices>. Grid (rows by ROWS, tiles of outputs by 4 WGS), 128 (WGS + 1) threads,
 // shared memory of STAGES times (8192 WGS + 128 ROWS) and RAW times 128 ROWS bytes:
 //         outputs  rows  threads  shared  blocks a multiprocessor
 // large       192   128      512  212992  1
-// small       128    64      384  106496  2; faster where the large blocks are too few for the chip
+// mid         128   128      384  196608  1; faster where there are nearly as many as multiprocessors
+// small       128    64      384  106496  2; faster where both are too few for the chip
 #define WGMMA(NAME, E, SLICES)                                                                            \
     extern "C" __global__ void __launch_bounds__(512, 1) wgmma_##NAME##_##SLICES(LinearArgs a) {          \
         linear_wgmma<3, 128, 4, 3, 56, 152, SLICES, E>(a);                                                \
+    }                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(384, 1) wgmma_mid_##NAME##_##SLICES(LinearArgs a) {      \
+        linear_wgmma<2, 128, 4, 4, 56, 224, SLICES, E>(a);                                                \
     }                                                                                                     \
     extern "C" __global__ void __launch_bounds__(384, 2) wgmma_small_##NAME##_##SLICES(LinearArgs a) {    \
         linear_wgmma<2, 64, 3, 4, 48, 96, SLICES, E>(a);                                                  \

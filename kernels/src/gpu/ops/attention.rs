@@ -81,7 +81,7 @@ impl Kernels {
     fn split(&self, dim: usize, items: u32, kv_heads: u32) -> Launch {
         let chunks = if self.clusters { CHUNKS } else { 1 };
         Launch {
-            grid: [chunks, kv_heads, items],
+            grid: [chunks, items, kv_heads],
             block: BLOCK,
             cluster: chunks,
             shared: split_shared(dim as u32),

@@ -85,10 +85,12 @@ impl LinearArgs {
 pub(super) struct Functions {
     /// By epilogue, tiles of 8 rows (1, 2, 4, 8) and slices (8, 16).
     rows: [[[Function; 2]; 4]; 3],
+    /// As in [`SHORT`], by tiles of 8 rows (1, 2); `None` on chips without what they need.
+    short: Option<[[Function; 2]; 4]>,
     /// By epilogue and slices.
     tiled: [[Function; 2]; 3],
     /// By size of blocks, epilogue and slices; `None` on chips without these instructions.
-    wgmma: Option<[[[Function; 2]; 3]; 2]>,
+    wgmma: Option<[[[Function; 2]; 3]; 3]>,
 }
 
 /// Blocks of `linear_wgmma`: tiles of outputs, rows, threads, bytes of shared memory.
@@ -98,15 +100,55 @@ struct Block {
     threads: u32,
     shared: u32,
 }
-const WGMMA: [(&str, Block); 2] = [
+const WGMMA: [(&str, Block); 3] = [
     ("", Block { tiles: 12, rows: 128, threads: 512, shared: 212_992 }),
+    ("mid_", Block { tiles: 8, rows: 128, threads: 384, shared: 196_608 }),
     ("small_", Block { tiles: 8, rows: 64, threads: 384, shared: 106_496 }),
 ];
+
+/// Blocks of `linear_short`: the slices of the weights that they are for, and the most lines of 64 inputs a slice.
+struct Short {
+    epilogue: Epilogue,
+    slices: u32,
+    lines: u32,
+    tiles: u32,
+}
+const SHORT: [Short; 4] = [
+    Short { epilogue: Epilogue::Store, slices: 16, lines: 1, tiles: 2 },
+    Short { epilogue: Epilogue::Residual, slices: 16, lines: 2, tiles: 1 },
+    Short { epilogue: Epilogue::Residual, slices: 16, lines: 3, tiles: 1 },
+    Short { epilogue: Epilogue::Gated, slices: 8, lines: 2, tiles: 3 },
+];
+
+impl Short {
+    fn fits(&self, epilogue: Epilogue, tiles: u32, inputs: u32, multiprocessors: u32) -> bool {
+        epilogue == self.epilogue
+            && slices(tiles, inputs) == self.slices
+            && inputs.div_ceil(64) <= self.slices * self.lines
+            && tiles.div_ceil(self.tiles) <= multiprocessors
+    }
+
+    /// Bytes of shared memory for weights and the slices' sums.
+    fn shared(&self, row_tiles: usize) -> u32 {
+        self.slices * self.tiles * (2048 * (self.lines - 1) + (512 << row_tiles))
+    }
+}
 
 const NAMES: [&str; 3] = ["store", "residual", "gated"];
 
 /// Tiles of outputs a block of `linear_rows`, by tiles of 8 rows and by slices.
 const BLOCK_TILES: [[u32; 2]; 4] = [[1, 1], [1, 1], [2, 1], [4, 2]];
+
+/// Which of [`WGMMA`]: large blocks must nearly fill the chip, the next ones fill it nearly and once.
+fn wgmma_size(rows: u32, tiles: u32, multiprocessors: u32) -> usize {
+    let blocks = |size: usize| rows.div_ceil(WGMMA[size].1.rows) * tiles.div_ceil(WGMMA[size].1.tiles);
+    let nearly = |size: usize| blocks(size) * 4 >= multiprocessors * 3;
+    match (nearly(0), nearly(1) && blocks(1) <= multiprocessors) {
+        (true, _) => 0,
+        (false, true) => 1,
+        (false, false) => 2,
+    }
+}
 
 fn array<T, const N: usize>(make: impl FnMut(usize) -> Result<T, GpuError>) -> Result<[T; N], GpuError> {
     let made: Vec<T> = (0..N).map(make).collect::<Result<_, _>>()?;
@@ -114,7 +156,7 @@ fn array<T, const N: usize>(make: impl FnMut(usize) -> Result<T, GpuError>) -> R
 }
 
 impl Functions {
-    pub(super) fn new(find: Find<'_>, hopper: bool) -> Result<Self, GpuError> {
+    pub(super) fn new(find: Find<'_>, clusters: bool, hopper: bool) -> Result<Self, GpuError> {
         let rows = array(|e| {
             array(|n| {
                 array(|s| {
@@ -124,6 +166,18 @@ impl Functions {
                 })
             })
         })?;
+        let short = || {
+            array(|i| {
+                let short = &SHORT[i];
+                array(|n| {
+                    let name = NAMES[short.epilogue as usize];
+                    let function = find(&format!("short_{name}_{}_{}", 1 << n, short.lines))?;
+                    function.set_max_dynamic_shared(short.shared(n))?;
+                    Ok(function)
+                })
+            })
+        };
+        let short = if clusters { Some(short()?) } else { None };
         let tiled = array(|e| {
             array(|s| {
                 let function = find("linear_tiled.cu", &format!("tiled_{}_{}", NAMES[e], 8 << s))?;
@@ -144,7 +198,7 @@ impl Functions {
             })
         };
         let wgmma = if hopper { Some(wgmma()?) } else { None };
-        Ok(Self { rows, tiled, wgmma })
+        Ok(Self { rows, short, tiled, wgmma })
     }
 }
 
@@ -166,9 +220,7 @@ impl Kernels {
         if args.rows > MAX_STREAMED_ROWS {
             let (function, block) = match &functions.wgmma {
                 Some(wgmma) => {
-                    let blocks = |block: &Block| args.rows.div_ceil(block.rows) * tiles.div_ceil(block.tiles);
-                    // Large blocks must nearly fill the chip.
-                    let size = usize::from(blocks(&WGMMA[0].1) * 4 < self.multiprocessors * 3);
+                    let size = wgmma_size(args.rows, tiles, self.multiprocessors);
                     (&wgmma[size][epilogue as usize][slices], &WGMMA[size].1)
                 }
                 None => (&functions.tiled[epilogue as usize][slices], &TILED),
@@ -179,6 +231,17 @@ impl Kernels {
             return unsafe { launch(function, &how, stream, Args::new().value(&args)) };
         }
         let row_tiles = (args.rows / 8).ilog2() as usize;
+        let fits = |short: &Short| short.fits(epilogue, tiles, args.inputs, self.multiprocessors);
+        if let (Some(functions), Some(i)) = (functions.short.as_ref(), SHORT.iter().position(fits))
+            && let Some(function) = functions[i].get(row_tiles)
+        {
+            let short = &SHORT[i];
+            let grid = [tiles.div_ceil(short.tiles), 1, 1];
+            let shared = short.shared(row_tiles);
+            let how = Launch { grid, block: 32 * short.slices, cluster: 1, shared, overlap: true };
+            // SAFETY: the caller's.
+            return unsafe { launch(function, &how, stream, Args::new().value(&args)) };
+        }
         let grid = [tiles.div_ceil(BLOCK_TILES[row_tiles][slices]), 1, 1];
         // Blocks that wait early take the places of the last ones: with few long blocks that costs more than
         // it gains (measured on an H200: 8 % for 5120 outputs of 25600 inputs).
@@ -217,5 +280,37 @@ mod tests {
                 assert!(shared(n, s) <= 160 * 1024);
             }
         }
+        // Two of these, and more that wait, are on a multiprocessor at once.
+        assert!(SHORT.iter().all(|short| short.shared(1) <= 96 * 1024));
+    }
+
+    #[test]
+    fn blocks_for_many_rows_fill_the_chip() {
+        // Qwen3-0.6B, a chunk of 2048 rows: qkv, o and down, gated.
+        assert_eq!(wgmma_size(2048, 256, 132), 0);
+        assert_eq!(wgmma_size(2048, 64, 132), 1);
+        assert_eq!(wgmma_size(2048, 384, 132), 0);
+        // Fewer rows, and one block too many for once.
+        assert_eq!(wgmma_size(512, 64, 132), 2);
+        assert_eq!(wgmma_size(2048, 72, 132), 2);
+    }
+
+    #[test]
+    fn small_models_take_short_kernels_and_others_do_not() {
+        let which = |epilogue, outputs: u32, inputs| {
+            let tiles = LinearArgs { outputs, ..LinearArgs::default() }.tiles(epilogue);
+            SHORT.iter().find(|short| short.fits(epilogue, tiles, inputs, 132)).map(|short| short.lines)
+        };
+        // Qwen3-0.6B: qkv, o, gated, down, head.
+        assert_eq!(which(Epilogue::Store, 4096, 1024), Some(1));
+        assert_eq!(which(Epilogue::Residual, 1024, 2048), Some(2));
+        assert_eq!(which(Epilogue::Gated, 3072, 1024), Some(2));
+        assert_eq!(which(Epilogue::Residual, 1024, 3072), Some(3));
+        assert_eq!(which(Epilogue::Store, 151_936, 1024), None);
+        // Qwen3-8B.
+        assert_eq!(which(Epilogue::Store, 6144, 4096), None);
+        assert_eq!(which(Epilogue::Residual, 4096, 4096), None);
+        assert_eq!(which(Epilogue::Gated, 12_288, 4096), None);
+        assert_eq!(which(Epilogue::Residual, 4096, 12_288), None);
     }
 }
