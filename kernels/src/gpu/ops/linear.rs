@@ -171,7 +171,7 @@ impl Functions {
                 let short = &SHORT[i];
                 array(|n| {
                     let name = NAMES[short.epilogue as usize];
-                    let function = find(&format!("short_{name}_{}_{}", 1 << n, short.lines))?;
+                    let function = find("linear_rows.cu", &format!("short_{name}_{}_{}", 1 << n, short.lines))?;
                     function.set_max_dynamic_shared(short.shared(n))?;
                     Ok(function)
                 })
