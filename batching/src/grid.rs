@@ -12,7 +12,7 @@ use crate::system::{Fault, Setting, System};
 const LEAST: u32 = 14;
 const MOST: u32 = 40;
 /// Largest relative error of a rounded step time. Where no grain keeps it, times stay between two grains.
-const ERROR: f64 = 2e-4;
+const ERROR: f64 = 5e-4;
 /// Grains of the shortest step then.
 const MIXED: u32 = 20;
 
@@ -20,7 +20,7 @@ const MIXED: u32 = 20;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Grain {
     /// The coarsest one, from 1/14 to 1/40 of the shortest step, by which every step time is a whole number of
-    /// grains within 2e-4. If there is none, 1/20 of it, and a step between two whole numbers takes one or
+    /// grains within 5e-4. If there is none, 1/20 of it, and a step between two whole numbers takes one or
     /// the other by chance with the right mean: no mean is off, and the spread is at most half a grain.
     Auto,
     /// This many milliseconds, of which each step time must be a multiple.

@@ -1,8 +1,10 @@
 //! The best thresholds, and holds where they are asked for.
 //!
-//! Two climbs: one over simulations, whose steps halve from a quarter of the requests, finds the neighbourhood;
-//! one over exact chains, by single requests, finds the top. Where chains are too large the second one is over
-//! longer simulations, all with the same seeds, and the answer says so.
+//! Throughput over thresholds has plateaus (with a saturated model its threshold is never what it waits for) and
+//! ridges along the border beyond which the system locks up. So short simulations over a coarse grid of all
+//! thresholds come first, then a climb over longer ones whose steps halve, then one over exact chains by single
+//! requests. Where chains are too large the last climb is over long simulations, all with the same seeds,
+//! and the answer says so.
 
 use std::collections::HashMap;
 
@@ -13,15 +15,21 @@ use crate::system::{Fault, Setting, System, check_requests, most_waiting};
 
 /// Chains of a search: their rates are off by less than 1e-6.
 const LIMITS: Limits =
-    Limits { states: 250_000, transitions: 4_000_000, sweeps: 400, tolerance: 1e-9, tail: 1e-10, fold: true };
-/// To find the neighbourhood.
-const SKETCH: Effort = Effort { runs: 1, steps: 60_000, seed: 1 };
-/// In place of a chain: a standard error of about 0.05 %.
+    Limits { states: 250_000, transitions: 4_000_000, sweeps: 400, tolerance: 1e-9, tail: 1e-9, fold: true };
+/// On the coarse grid, on the way up, and in place of a chain: standard errors of about 0.5, 0.2 and 0.05 %.
+const COARSE: Effort = Effort { runs: 1, steps: 40_000, seed: 1 };
+const CLIMB: Effort = Effort { runs: 1, steps: 200_000, seed: 1 };
 const LONG: Effort = Effort { runs: 8, steps: 500_000, seed: 1 };
+/// How many of the coarse grid are compared again.
+const FIRST: usize = 8;
+/// How far a hint may be below the best of the coarse grid.
+const NEAR: f64 = 0.01;
 /// What a simulation must gain to be believed.
 const GAIN: f64 = 5e-4;
-/// Settings within this of each other are equal; the smaller thresholds are taken.
+/// Settings within this of each other are equal; the smaller thresholds are taken. Among all settings, and in a
+/// climb, whose chains are less exact.
 const EQUAL: f64 = 1e-10;
+const LEVEL: f64 = 1e-6;
 /// Holds that are tried, by the model's own step.
 const HOLDS: [f64; 12] = [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0];
 
@@ -76,12 +84,13 @@ pub fn evaluate(
     match chain::solve(system, requests, &setting, grain, limits) {
         Ok(solution) => Ok(Point { setting, rates: solution.rates, method: Method::Chain { states: solution.states } }),
         Err(ChainError::Fault(fault)) => Err(fault),
-        Err(reason) => {
-            let simulation::Estimate { rates, standard_error } =
-                simulation::estimate(system, requests, &setting, LONG)?;
-            Ok(Point { setting, rates, method: Method::Simulation { standard_error, reason } })
-        }
+        Err(reason) => simulated(system, requests, setting, reason),
     }
+}
+
+fn simulated(system: &System, requests: usize, setting: Setting, reason: ChainError) -> Result<Point, Fault> {
+    let simulation::Estimate { rates, standard_error } = simulation::estimate(system, requests, &setting, LONG)?;
+    Ok(Point { setting, rates, method: Method::Simulation { standard_error, reason } })
 }
 
 /// A place in the search: thresholds, then numbers of holds.
@@ -94,17 +103,14 @@ struct Search<'a> {
     /// By model: the holds that are tried, in ascending order.
     holds: Vec<Vec<f64>>,
     known: HashMap<Coordinates, Point>,
-    /// Thresholds under which the chain was too large. Lower ones make it larger.
-    too_large: Vec<(Coordinates, ChainError)>,
+    /// Why a chain could not be solved. All that follows is simulated.
+    unsolved: Option<ChainError>,
 }
 
 /// The best setting for `requests` requests of a checked `system`. `hint`: one that is near it.
 pub fn best(system: &System, requests: usize, options: &Options, hint: Option<&Setting>) -> Result<Point, Fault> {
     let mut search = Search::new(system, requests, options)?;
-    let start = match hint.and_then(|hint| search.coordinates(hint)) {
-        Some(start) => start,
-        None => search.sketch()?,
-    };
+    let start = search.sketch(hint.and_then(|hint| search.coordinates(hint)))?;
     search.climb(start)
 }
 
@@ -198,7 +204,7 @@ impl<'a> Search<'a> {
             Some(None) => tried(model),
         });
         let holds = holds.collect();
-        let search = Self { system, requests, options, holds, known: HashMap::new(), too_large: Vec::new() };
+        let search = Self { system, requests, options, holds, known: HashMap::new(), unsolved: None };
         system.check_setting(requests, &search.setting(&search.lowest()))?;
         Ok(search)
     }
@@ -260,84 +266,134 @@ impl<'a> Search<'a> {
         near
     }
 
-    /// Near the top, by short simulations.
-    fn sketch(&self) -> Result<Coordinates, Fault> {
-        let score = |at: &Coordinates| {
-            let estimate = simulation::estimate(self.system, self.requests, &self.setting(at), SKETCH)?;
-            Ok(estimate.rates.throughput)
+    /// Thresholds all over what is allowed, without holds: by eighths of the requests, or coarser for many models.
+    fn grid(&self) -> Vec<Coordinates> {
+        let parts = match self.system.len() {
+            ..=3 => 8,
+            4 => 4,
+            _ => 2,
         };
-        let mut at = self.lowest();
-        let mut top = score(&at)?;
-        let mut seen = HashMap::from([(at.clone(), top)]);
-        let mut step = (self.requests as u32 / 4).max(1).next_power_of_two();
+        let mut grid = vec![self.lowest()];
+        for model in (0..self.system.len()).filter(|model| self.options.fixed.get(*model).copied().flatten().is_none())
+        {
+            let more = |at: &Coordinates, part: u32| {
+                let mut at = at.clone();
+                at[model] += self.requests as u32 * part / parts;
+                at
+            };
+            grid = grid.iter().flat_map(|at| (0..=parts).map(move |part| more(at, part))).collect();
+            grid.retain(|at| self.allows(at));
+        }
+        grid.dedup();
+        grid
+    }
+
+    /// Near the top, by simulations. A `hint` that is as good as the grid is taken as it is.
+    fn sketch(&self, hint: Option<Coordinates>) -> Result<Coordinates, Fault> {
+        let score = |effort: Effort| {
+            move |at: &Coordinates| {
+                let estimate = simulation::estimate(self.system, self.requests, &self.setting(at), effort)?;
+                Ok(estimate.rates.throughput)
+            }
+        };
+        let grid: Vec<Coordinates> = self.grid().into_iter().chain(hint.clone()).collect();
+        let scores = in_parallel(self.options.threads, &grid, score(COARSE))?;
+        let highest = scores.iter().copied().fold(0.0, f64::max);
+        if let Some(hint) = hint.filter(|_| scores.last().is_some_and(|score| *score >= highest * (1.0 - NEAR))) {
+            return Ok(hint);
+        }
+        let mut ranked: Vec<(f64, Coordinates)> = scores.into_iter().zip(grid).collect();
+        ranked.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        let first: Vec<Coordinates> = ranked.into_iter().take(FIRST).map(|(_, at)| at).collect();
+        let scores = in_parallel(self.options.threads, &first, score(CLIMB))?;
+        let Some(mut at) = first.iter().zip(&scores).max_by(|(_, a), (_, b)| a.total_cmp(b)).map(|(at, _)| at.clone())
+        else {
+            return Err(self.no_setting());
+        };
+        let mut seen: HashMap<Coordinates, f64> = first.into_iter().zip(scores).collect();
+        let mut step = (self.requests as u32 / 16).max(1).next_power_of_two();
         loop {
-            let mut near = self.near(&at, step, false);
-            near.retain(|next| !seen.contains_key(next));
-            let scores = in_parallel(self.options.threads, &near, score)?;
             let before = at.clone();
-            for (next, score) in near.into_iter().zip(scores) {
-                seen.insert(next.clone(), score);
-                if score > top * (1.0 + GAIN) {
-                    (at, top) = (next, score);
+            for pairs in [false, true] {
+                let near = self.near(&before, step, pairs);
+                let new: Vec<Coordinates> = near.iter().filter(|next| !seen.contains_key(*next)).cloned().collect();
+                let scores = in_parallel(self.options.threads, &new, score(CLIMB))?;
+                seen.extend(new.into_iter().zip(scores));
+                for next in near {
+                    if seen.get(&next) > seen.get(&at).map(|top| top * (1.0 + GAIN)).as_ref() {
+                        at = next;
+                    }
+                }
+                if at != before {
+                    break;
                 }
             }
             if at == before {
                 if step == 1 {
-                    return Ok(at);
+                    break;
                 }
                 step /= 2;
             }
         }
+        // Down to where a threshold begins to count: below it nothing at all changes.
+        let top = seen.get(&at).copied();
+        for model in (0..self.system.len()).filter(|model| self.options.fixed.get(*model).copied().flatten().is_none())
+        {
+            let (mut low, mut high) = (1, at[model]);
+            while low < high {
+                at[model] = if low == 1 { 1 } else { (low + high) / 2 };
+                if Some(score(CLIMB)(&at)?) == top {
+                    high = at[model];
+                } else {
+                    low = at[model] + 1;
+                }
+            }
+            at[model] = high;
+        }
+        Ok(at)
     }
 
-    /// To the top from `at`: by single coordinates, then by pairs of them.
+    /// To the top from `at`: by single coordinates, then by pairs of them, and on in a direction that was good.
     fn climb(&mut self, mut at: Coordinates) -> Result<Point, Fault> {
-        self.learn(vec![at.clone()])?;
+        self.learn(std::slice::from_ref(&at))?;
+        let mut ahead: Option<Coordinates> = None;
         loop {
-            let mut next = at.clone();
-            for pairs in [false, true] {
-                let near = self.near(&at, 1, pairs);
-                self.learn(near.clone())?;
-                next =
-                    near.into_iter().fold(next, |best, other| if self.is_better(&other, &best) { other } else { best });
-                if next != at {
+            let mut near = [self.near(&at, 1, false), self.near(&at, 1, true)].concat();
+            if let Some(first) = ahead.and_then(|ahead| near.iter().position(|next| *next == ahead)) {
+                near[..=first].rotate_right(1);
+            }
+            let mut better = None;
+            for some in near.chunks(self.options.threads.max(1)) {
+                self.learn(some)?;
+                better = some.iter().filter(|next| self.is_better(next, &at)).cloned().next();
+                if better.is_some() {
                     break;
                 }
             }
-            if next == at {
-                return self.known.remove(&at).ok_or_else(|| self.no_setting());
-            }
-            at = next;
+            let Some(next) = better else { return self.known.remove(&at).ok_or_else(|| self.no_setting()) };
+            let on = at.iter().zip(&next).map(|(before, now)| (2 * now).checked_sub(*before)).collect();
+            (ahead, at) = (on, next);
         }
     }
 
     fn is_better(&self, one: &Coordinates, other: &Coordinates) -> bool {
         let (Some(a), Some(b)) = (self.known.get(one), self.known.get(other)) else { return false };
         let exact = |point: &Point| matches!(point.method, Method::Chain { .. });
-        let gain = if exact(a) && exact(b) { EQUAL } else { GAIN };
+        let gain = if exact(a) && exact(b) { LEVEL } else { GAIN };
         let (a, b) = (a.rates.throughput, b.rates.throughput);
-        a > b * (1.0 + gain) || (gain == EQUAL && a >= b * (1.0 - gain) && one < other)
+        a > b * (1.0 + gain) || (gain == LEVEL && a >= b * (1.0 - gain) && one < other)
     }
 
     /// Find the rates of `settings` that are not known yet.
-    fn learn(&mut self, mut settings: Vec<Coordinates>) -> Result<(), Fault> {
-        settings.retain(|at| !self.known.contains_key(at));
-        let points = in_parallel(self.options.threads, &settings, |at| {
-            let models = self.system.len();
-            let larger = |(small, _): &&(Coordinates, ChainError)| at[..models].iter().zip(small).all(|(a, b)| a <= b);
-            match self.too_large.iter().find(larger) {
-                Some((_, reason)) => {
-                    let setting = self.setting(at);
-                    let estimate = simulation::estimate(self.system, self.requests, &setting, LONG)?;
-                    let method = Method::Simulation { standard_error: estimate.standard_error, reason: reason.clone() };
-                    Ok(Point { setting, rates: estimate.rates, method })
-                }
-                None => evaluate(self.system, self.requests, &self.setting(at), self.options.grain, LIMITS),
-            }
+    fn learn(&mut self, settings: &[Coordinates]) -> Result<(), Fault> {
+        let settings: Vec<Coordinates> = settings.iter().filter(|at| !self.known.contains_key(*at)).cloned().collect();
+        let points = in_parallel(self.options.threads, &settings, |at| match &self.unsolved {
+            Some(reason) => simulated(self.system, self.requests, self.setting(at), reason.clone()),
+            None => evaluate(self.system, self.requests, &self.setting(at), self.options.grain, LIMITS),
         })?;
         for (at, point) in settings.into_iter().zip(points) {
-            if let Method::Simulation { reason: reason @ ChainError::TooLarge(_), .. } = &point.method {
-                self.too_large.push((at[..self.system.len()].to_vec(), reason.clone()));
+            if let Method::Simulation { reason, .. } = &point.method {
+                self.unsolved = Some(reason.clone());
             }
             self.known.insert(at, point);
         }

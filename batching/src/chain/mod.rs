@@ -6,10 +6,13 @@
 //! enough requests starts all of them (or its largest batch). All requests wait at the entry at first, and
 //! throughput is E[tokens] / E[time] over the stationary distribution.
 
+mod numbers;
 mod solve;
 mod states;
 
 use thiserror::Error;
+
+use states::{Builder, States};
 
 use crate::grid::{Grain, Grid};
 use crate::system::{Fault, Setting, System};
@@ -91,11 +94,18 @@ pub fn solve(
 ) -> Result<Solution, ChainError> {
     system.check_setting(requests, setting)?;
     let grid = Grid::new(system, requests, setting, grain)?;
-    let states = states::Builder::new(system, requests, setting, &grid, limits)?.build(requests)?;
+    let states = match system.len() {
+        1 => build::<1>(system, requests, setting, &grid, limits),
+        2 => build::<2>(system, requests, setting, &grid, limits),
+        3 => build::<3>(system, requests, setting, &grid, limits),
+        4 => build::<4>(system, requests, setting, &grid, limits),
+        5 => build::<5>(system, requests, setting, &grid, limits),
+        6 => build::<6>(system, requests, setting, &grid, limits),
+        _ => Err(ChainError::TooLarge(limits.states)),
+    }?;
     let incoming = solve::Incoming::new(&states);
-    let (weights, sweeps) = incoming
-        .stationary(&states.groups, states.group_count, limits.tolerance, limits.sweeps)
-        .ok_or(ChainError::Slow(limits.sweeps))?;
+    let (weights, sweeps) =
+        incoming.stationary(&states.groups, limits.tolerance, limits.sweeps).ok_or(ChainError::Slow(limits.sweeps))?;
     let mut sums = vec![0.0; 1 + 2 * system.len()];
     for (weight, rewards) in weights.iter().zip(states.rewards.chunks(sums.len())) {
         sums.iter_mut().zip(rewards).for_each(|(sum, reward)| *sum += weight * reward);
@@ -107,4 +117,14 @@ pub fn solve(
         transitions: states.targets.len(),
         sweeps,
     })
+}
+
+fn build<const M: usize>(
+    system: &System,
+    requests: usize,
+    setting: &Setting,
+    grid: &Grid,
+    limits: Limits,
+) -> Result<States, ChainError> {
+    Builder::<M>::new(system, requests, setting, grid, limits)?.build(requests)
 }

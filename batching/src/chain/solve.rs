@@ -1,6 +1,6 @@
 //! The stationary distribution of a sparse chain.
 
-use super::states::States;
+use super::states::{Groups, States};
 
 /// Groups up to which the distribution over the groups is solved for between sweeps.
 const MOST_GROUPS: usize = 400;
@@ -70,8 +70,10 @@ impl Incoming {
     }
 
     /// Give each group the weight that it has in the chain over groups that `x` implies. Gauss-Seidel alone
-    /// takes thousands of sweeps for it where requests move slowly between models.
-    fn correct(&self, x: &mut [f64], groups: &[u32], count: usize) {
+    /// takes thousands of sweeps for it where requests, or the sizes of batches, drift slowly.
+    fn correct(&self, x: &mut [f64], groups: &Groups) {
+        let Groups { of: groups, count } = groups;
+        let count = *count;
         let mut flow = vec![0.0; count * count];
         let mut mass = vec![0.0; count];
         for to in 0..x.len() {
@@ -97,21 +99,17 @@ impl Incoming {
 
     /// The distribution, and the sweeps it took; `None` if `most` sweeps do not bring the change below
     /// `tolerance`.
-    pub fn stationary(
-        &self,
-        groups: &[u32],
-        group_count: usize,
-        tolerance: f64,
-        most: usize,
-    ) -> Option<(Vec<f64>, usize)> {
+    pub fn stationary(&self, groups: &[Groups], tolerance: f64, most: usize) -> Option<(Vec<f64>, usize)> {
         let count = self.loops.len();
+        let useful: Vec<&Groups> =
+            groups.iter().filter(|g| (2..=MOST_GROUPS).contains(&g.count) && g.count < count).collect();
         let mut x = vec![1.0 / count as f64; count];
         for sweep in 1..=most {
             if self.sweep(&mut x) < tolerance {
                 return Some((x, sweep));
             }
-            if sweep % SWEEPS == 0 && (2..=MOST_GROUPS).contains(&group_count) && group_count < count {
-                self.correct(&mut x, groups, group_count);
+            if sweep % SWEEPS == 0 && !useful.is_empty() {
+                self.correct(&mut x, useful[sweep / SWEEPS % useful.len()]);
             }
         }
         None

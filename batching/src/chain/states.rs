@@ -1,11 +1,9 @@
 //! The reachable states and the transitions between them.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
-
 use crate::grid::Grid;
 use crate::system::{Setting, System};
 
+use super::numbers::Numbers;
 use super::{ChainError, Limits};
 
 /// How many certain transitions in a row are left out.
@@ -19,12 +17,8 @@ struct Place {
     left: u32,
 }
 
-/// Models that a chain can have: states are copied often, so they have a fixed size.
-const MODELS: usize = 8;
-
-type Places = [Place; MODELS];
-
 /// A chain over states numbered in the order in which they were first reached.
+#[derive(Default)]
 pub(super) struct States {
     pub count: usize,
     /// By state, 1 + 2 M numbers: what happens until the next, on average. Milliseconds; by model the requests
@@ -34,37 +28,17 @@ pub(super) struct States {
     pub starts: Vec<usize>,
     pub targets: Vec<u32>,
     pub probabilities: Vec<f64>,
-    /// By state: a number for how many requests are at each model.
-    pub groups: Vec<u32>,
-    pub group_count: usize,
+    /// Two partitions of the states, by what changes slowly: how many requests are at each model, and the
+    /// running batches of all but the fastest model.
+    pub groups: [Groups; 2],
 }
 
-/// Multiplies and folds: the packed states differ in few bits.
+/// By state the number of its group, and how many groups there are.
 #[derive(Default)]
-struct Fold(u64);
-
-impl Hasher for Fold {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.write_u64(u64::from_le_bytes(word));
-        }
-    }
-    fn write_u64(&mut self, word: u64) {
-        let product = u128::from(self.0.rotate_left(29) ^ word) * 0x9e37_79b9_7f4a_7c15;
-        self.0 = (product >> 64) as u64 ^ product as u64;
-    }
-    fn write_u128(&mut self, word: u128) {
-        self.write_u64(word as u64);
-        self.write_u64((word >> 64) as u64);
-    }
+pub(super) struct Groups {
+    pub of: Vec<u32>,
+    pub count: usize,
 }
-
-type Numbers<K> = HashMap<K, u32, BuildHasherDefault<Fold>>;
 
 /// Ways in which the requests of a batch can part: how many go to each model, and how probably.
 struct Splits {
@@ -115,25 +89,73 @@ impl Splits {
     }
 }
 
-pub(super) struct Builder<'a> {
+/// Bits of a packed state: of a count of requests, and by model of its grains. The batch of model 0 follows from
+/// the rest, as all requests are somewhere.
+struct Layout<const M: usize> {
+    requests: u32,
+    count_bits: u32,
+    grain_bits: [u32; M],
+}
+
+impl<const M: usize> Layout<M> {
+    fn new(requests: usize, grid: &Grid) -> Option<Self> {
+        let count_bits = usize::BITS - requests.leading_zeros();
+        let grain_bits = std::array::from_fn(|model| u32::BITS - grid.longest(model).leading_zeros());
+        let bits = (2 * M as u32 - 1) * count_bits + grain_bits.iter().sum::<u32>();
+        (bits <= u64::BITS).then_some(Self { requests: requests as u32, count_bits, grain_bits })
+    }
+
+    /// What parts of a batch change, the requests that wait, is in the lowest bits, so that the states reached
+    /// from one lie close together in the table.
+    fn pack(&self, places: &[Place; M]) -> u64 {
+        let push = |key: u64, value: u32, bits: u32| key << bits | u64::from(value);
+        let key = places.iter().zip(self.grain_bits).fold(0, |key, (place, bits)| push(key, place.left, bits));
+        let key = places[1..].iter().fold(key, |key, place| push(key, place.batch, self.count_bits));
+        places.iter().fold(key, |key, place| push(key, place.waiting, self.count_bits))
+    }
+
+    fn unpack(&self, mut key: u64) -> [Place; M] {
+        let mut places = [Place::default(); M];
+        let mut take = |bits: u32| {
+            let value = key & ((1 << bits) - 1);
+            key >>= bits;
+            value as u32
+        };
+        let mut rest = self.requests;
+        for place in places.iter_mut().rev() {
+            place.waiting = take(self.count_bits);
+            rest -= place.waiting;
+        }
+        for place in places[1..].iter_mut().rev() {
+            place.batch = take(self.count_bits);
+            rest -= place.batch;
+        }
+        places[0].batch = rest;
+        for (place, bits) in places.iter_mut().zip(self.grain_bits).rev() {
+            place.left = take(bits);
+        }
+        places
+    }
+}
+
+/// Builds the chain of M models.
+pub(super) struct Builder<'a, const M: usize> {
     system: &'a System,
     setting: &'a Setting,
     grid: &'a Grid,
     limits: Limits,
+    layout: Layout<M>,
     /// By model and batch size.
     splits: Vec<Vec<Splits>>,
     /// By model: whether all its requests go to one place.
-    certain: Vec<bool>,
-    /// By model: bits of its counts and of its grains in a packed state.
-    bits: (u32, Vec<u32>),
-    numbers: Numbers<u128>,
-    keys: Vec<u128>,
-    /// Transitions out of the state that is worked on, and what it earns on the way.
-    row: Vec<(u32, f64)>,
+    certain: [bool; M],
+    numbers: Numbers,
+    states: States,
+    /// What the state that is worked on earns, as in [`States::rewards`].
     reward: Vec<f64>,
 }
 
-impl<'a> Builder<'a> {
+impl<'a, const M: usize> Builder<'a, M> {
     pub fn new(
         system: &'a System,
         requests: usize,
@@ -141,31 +163,25 @@ impl<'a> Builder<'a> {
         grid: &'a Grid,
         limits: Limits,
     ) -> Result<Self, ChainError> {
-        if system.len() > MODELS {
-            return Err(ChainError::TooLarge(limits.states));
-        }
-        let count_bits = usize::BITS - requests.leading_zeros();
-        let grain_bits: Vec<u32> = (0..system.len()).map(|m| u32::BITS - grid.longest(m).leading_zeros()).collect();
-        if 2 * count_bits * system.len() as u32 + grain_bits.iter().sum::<u32>() > u128::BITS {
-            return Err(ChainError::TooLarge(limits.states));
-        }
+        let layout = Layout::new(requests, grid).ok_or(ChainError::TooLarge(limits.states))?;
         let mut log_factorials = vec![0.0];
         for n in 1..=requests {
             log_factorials.push(log_factorials[n - 1] + (n as f64).ln());
         }
-        let ways = |row: &Vec<f64>| combinations(requests, row.iter().filter(|p| **p > 0.0).count());
-        if system.routing.iter().map(ways).sum::<f64>() > limits.transitions as f64 {
+        let destinations = |row: &[f64]| row.iter().filter(|p| **p > 0.0).count();
+        if system.routing.iter().map(|row| combinations(requests, destinations(row))).sum::<f64>()
+            > limits.transitions as f64
+        {
             return Err(ChainError::TooLarge(limits.states));
         }
         let of = |row: &Vec<f64>| (0..=requests).map(|b| Splits::new(b, row, &log_factorials, limits.tail)).collect();
         Ok(Self {
             splits: system.routing.iter().map(of).collect(),
-            certain: system.routing.iter().map(|row| row.iter().filter(|p| **p > 0.0).count() == 1).collect(),
-            bits: (count_bits, grain_bits),
+            certain: std::array::from_fn(|model| destinations(&system.routing[model]) == 1),
             numbers: Numbers::default(),
-            keys: Vec::new(),
-            row: Vec::new(),
-            reward: Vec::new(),
+            states: States { starts: vec![0], ..States::default() },
+            reward: vec![0.0; 1 + 2 * M],
+            layout,
             system,
             setting,
             grid,
@@ -175,80 +191,54 @@ impl<'a> Builder<'a> {
 
     /// All states reached from all requests waiting at the entry.
     pub fn build(mut self, requests: usize) -> Result<States, ChainError> {
-        let models = self.system.len();
-        let mut places = Places::default();
+        let mut places = [Place::default(); M];
         places[self.system.entry].waiting = requests as u32;
-        let mut states = States {
-            count: 0,
-            rewards: Vec::new(),
-            starts: vec![0],
-            targets: Vec::new(),
-            probabilities: Vec::new(),
-            groups: Vec::new(),
-            group_count: 0,
-        };
-        self.reward = vec![0.0; 1 + 2 * models];
         // The first launch may branch too; all its states lead to the same recurrent ones.
-        self.launch(places, models, 1.0, 0)?;
-        let mut groups: Numbers<u128> = Numbers::default();
-        while let Some(&key) = self.keys.get(states.count) {
-            let places = self.unpack(key);
-            let group = places[..models].iter().fold(0, |all, p| all << self.bits.0 | u128::from(p.waiting + p.batch));
-            let next = groups.len() as u32;
-            states.groups.push(*groups.entry(group).or_insert(next));
-            self.row.clear();
+        self.launch(places, M, 1.0, 0)?;
+        self.states.targets.clear();
+        self.states.probabilities.clear();
+        let shortest = |model: &usize| self.grid.steps[*model].first().map_or(0, |draw| draw.low);
+        let fastest = (0..M).min_by_key(shortest).unwrap_or(0);
+        let mut groups = [Numbers::default(), Numbers::default()];
+        while let Some(key) = self.numbers.key(self.states.count) {
+            let places = self.layout.unpack(key);
+            let push = |key: u64, count: u32| key << self.layout.count_bits | u64::from(count);
+            let slow = places.iter().enumerate().filter(|(model, _)| *model != fastest);
+            let partitions = [
+                places.iter().fold(0, |key, place| push(key, place.waiting + place.batch)),
+                slow.fold(0, |key, (_, place)| push(key, place.batch)),
+            ];
+            for ((of, numbers), group) in self.states.groups.iter_mut().zip(&mut groups).zip(partitions) {
+                of.of.push(numbers.number(group));
+                of.count = numbers.len();
+            }
             self.reward.fill(0.0);
             self.complete(places, 1.0, 0)?;
-            states.targets.extend(self.row.iter().map(|(target, _)| target));
-            states.probabilities.extend(self.row.iter().map(|(_, probability)| probability));
-            states.starts.push(states.targets.len());
-            states.rewards.extend_from_slice(&self.reward);
-            states.count += 1;
-            if states.targets.len() > self.limits.transitions {
+            self.states.starts.push(self.states.targets.len());
+            self.states.rewards.extend_from_slice(&self.reward);
+            self.states.count += 1;
+            if self.states.targets.len() > self.limits.transitions || self.numbers.len() > self.limits.states {
                 return Err(ChainError::TooLarge(self.limits.states));
             }
         }
-        states.group_count = groups.len();
-        Ok(states)
-    }
-
-    fn pack(&self, places: &Places) -> u128 {
-        places.iter().zip(&self.bits.1).fold(0, |key, (place, grains)| {
-            let key = key << self.bits.0 | u128::from(place.waiting);
-            (key << self.bits.0 | u128::from(place.batch)) << grains | u128::from(place.left)
-        })
-    }
-
-    fn unpack(&self, mut key: u128) -> Places {
-        let mut places = Places::default();
-        let mut take = |bits: u32| {
-            let value = key & ((1 << bits) - 1);
-            key >>= bits;
-            value as u32
-        };
-        for (place, &grains) in places[..self.system.len()].iter_mut().zip(&self.bits.1).rev() {
-            place.left = take(grains);
-            place.batch = take(self.bits.0);
-            place.waiting = take(self.bits.0);
-        }
-        places
+        Ok(self.states)
     }
 
     /// Let time pass until steps end, part their requests, and start what can start.
-    fn complete(&mut self, mut places: Places, probability: f64, folded: u32) -> Result<(), ChainError> {
+    fn complete(&mut self, mut places: [Place; M], probability: f64, folded: u32) -> Result<(), ChainError> {
         let running = || places.iter().enumerate().filter(|(_, place)| place.batch > 0);
         let Some(passed) = running().map(|(_, place)| place.left).min() else { return Err(ChainError::Stuck) };
         let count = running().count();
         // Alone, a model is not stretched, and nothing but the end of its step ends it.
         let alone = if count == 1 { running().map(|(model, _)| self.system.models[model].stretch).sum() } else { 1.0 };
         self.reward[0] += probability * f64::from(passed) * self.grid.grain / alone * self.system.sigma(count);
-        let mut ended = [0; MODELS];
+        let mut ended = [0; M];
         for (model, place) in places.iter_mut().enumerate().filter(|(_, place)| place.batch > 0) {
             place.left -= passed;
             if place.left == 0 {
                 ended[model] = place.batch;
                 self.reward[1 + model] += probability * f64::from(place.batch);
-                self.reward[1 + self.system.len() + model] += probability;
+                self.reward[1 + M + model] += probability;
                 place.batch = 0;
             }
         }
@@ -258,20 +248,19 @@ impl<'a> Builder<'a> {
     /// Every way in which the batches `ended` of the models from `model` on part, all at the same moment.
     fn part(
         &mut self,
-        places: Places,
-        ended: &[u32; MODELS],
+        places: [Place; M],
+        ended: &[u32; M],
         model: usize,
         probability: f64,
         folded: u32,
     ) -> Result<(), ChainError> {
-        let models = self.system.len();
-        let Some(model) = (model..models).find(|model| ended[*model] > 0) else {
-            return self.launch(places, models, probability, folded);
+        let Some(model) = (model..M).find(|model| ended[*model] > 0) else {
+            return self.launch(places, M, probability, folded);
         };
         let batch = ended[model] as usize;
         for way in 0..self.splits[model][batch].probabilities.len() {
             let splits = &self.splits[model][batch];
-            let counts = &splits.counts[way * models..(way + 1) * models];
+            let counts = &splits.counts[way * M..(way + 1) * M];
             let share = splits.probabilities[way];
             let mut next = places;
             next.iter_mut().zip(counts).for_each(|(place, count)| place.waiting += count);
@@ -281,7 +270,13 @@ impl<'a> Builder<'a> {
     }
 
     /// Start every model below `above` that can start, from the highest down.
-    fn launch(&mut self, mut places: Places, above: usize, probability: f64, folded: u32) -> Result<(), ChainError> {
+    fn launch(
+        &mut self,
+        mut places: [Place; M],
+        above: usize,
+        probability: f64,
+        folded: u32,
+    ) -> Result<(), ChainError> {
         for model in (0..above).rev() {
             let Place { waiting, batch, .. } = places[model];
             let held =
@@ -304,25 +299,17 @@ impl<'a> Builder<'a> {
     }
 
     /// A state after all launches. With folding, one whose next transition is certain is passed through.
-    fn emit(&mut self, places: Places, probability: f64, folded: u32) -> Result<(), ChainError> {
+    fn emit(&mut self, places: [Place; M], probability: f64, folded: u32) -> Result<(), ChainError> {
         if self.limits.fold && folded < FOLDED && self.is_certain(&places) {
             return self.complete(places, probability, folded + 1);
         }
-        let key = self.pack(&places);
-        let next = self.keys.len() as u32;
-        let number = *self.numbers.entry(key).or_insert(next);
-        if number == next {
-            if self.keys.len() >= self.limits.states {
-                return Err(ChainError::TooLarge(self.limits.states));
-            }
-            self.keys.push(key);
-        }
-        self.row.push((number, probability));
+        self.states.targets.push(self.numbers.number(self.layout.pack(&places)));
+        self.states.probabilities.push(probability);
         Ok(())
     }
 
     /// Whether all requests whose step ends next have one place to go to.
-    fn is_certain(&self, places: &Places) -> bool {
+    fn is_certain(&self, places: &[Place; M]) -> bool {
         let running = || places.iter().zip(&self.certain).filter(|(place, _)| place.batch > 0);
         let passed = running().map(|(place, _)| place.left).min();
         running().filter(|(place, _)| Some(place.left) == passed).all(|(_, certain)| *certain)
