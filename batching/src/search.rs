@@ -16,6 +16,8 @@ use crate::system::{Fault, Setting, System, check_requests, most_waiting};
 /// Chains of a search: their rates are off by less than 1e-6.
 const LIMITS: Limits =
     Limits { states: 250_000, transitions: 4_000_000, sweeps: 400, tolerance: 1e-9, tail: 1e-9, fold: true };
+/// Chains of settings that are only compared with the best.
+const QUICK: Limits = Limits { states: 30_000, ..LIMITS };
 /// On the coarse grid, on the way up, and in place of a chain: standard errors of about 0.5, 0.2 and 0.05 %.
 const COARSE: Effort = Effort { runs: 1, steps: 40_000, seed: 1 };
 const CLIMB: Effort = Effort { runs: 1, steps: 200_000, seed: 1 };
@@ -163,6 +165,11 @@ pub fn all(
     Ok((best, lead, count))
 }
 
+/// Rates of a setting to compare with; simulated earlier than those of the best.
+pub fn rates(system: &System, requests: usize, setting: &Setting, options: &Options) -> Result<Point, Fault> {
+    evaluate(system, requests, setting, options.grain, QUICK)
+}
+
 /// Throughput over the thresholds of `model`, all else as in `setting`: those that do not lock up.
 pub fn profile(
     system: &System,
@@ -178,7 +185,7 @@ pub fn profile(
     };
     let settings: Vec<Setting> =
         (1..=requests as u32).map(with).filter(|setting| most_waiting(&setting.min_batch) < requests as u64).collect();
-    in_parallel(options.threads, &settings, |s| evaluate(system, requests, s, options.grain, LIMITS))
+    in_parallel(options.threads, &settings, |setting| rates(system, requests, setting, options))
 }
 
 impl<'a> Search<'a> {

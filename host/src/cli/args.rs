@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use super::bench::Bench;
 use super::eval::Eval;
+use super::tune::Tune;
 
 /// An LLM server that routes tokens, not requests, between models
 #[derive(Debug, Parser)]
@@ -27,6 +28,7 @@ Examples:
   tokenrouter serve config/demo.toml --port 8000
   tokenrouter eval config/demo.toml --route rstitch --dataset models/demo/eval.jsonl
   tokenrouter bench config/demo.toml --route rstitch --requests 1,4 --output-len 64
+  tokenrouter tune --times 6.0,27.9 --handoff 0.35 --concurrency 1..16
 
 Any key of the configuration can be set by the environment: TOKENROUTER__SERVER__PORT=8000";
 
@@ -36,6 +38,7 @@ pub enum Command {
     Generate(Generate),
     Eval(Box<Eval>),
     Bench(Box<Bench>),
+    Tune(Box<Tune>),
     Check(Check),
 }
 

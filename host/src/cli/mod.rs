@@ -18,6 +18,7 @@ mod report;
 mod select;
 mod serve;
 mod stderr;
+mod tune;
 
 use std::process::ExitCode;
 
@@ -39,6 +40,7 @@ pub fn main() -> ExitCode {
         Command::Generate(generate) => generate::run(generate),
         Command::Eval(eval) => eval::run(eval),
         Command::Bench(bench) => bench::run(bench),
+        Command::Tune(tune) => tune::run(tune),
         Command::Check(check) => check::run(check),
     });
     let Err(failure) = result else { return ExitCode::SUCCESS };
