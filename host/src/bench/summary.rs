@@ -1,5 +1,6 @@
 //! What a load came to. Pure.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -56,6 +57,8 @@ pub struct ModelSummary {
     pub mean_rows: f64,
     /// Time of a step.
     pub step_ms: Percentiles,
+    /// The same by the number of its requests, ascending.
+    pub step_ms_by_batch: Vec<BatchSteps>,
     /// Share of the time in which a step was under way.
     pub busy: f64,
     /// Median and 90th percentile of the host time between steps: from the end of a step to the start of the
@@ -63,6 +66,15 @@ pub struct ModelSummary {
     pub gap_us: Option<[f64; 2]>,
     /// How many of the `steps - 1` gaps were such.
     pub gaps: u64,
+}
+
+/// Steps with as many requests.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct BatchSteps {
+    pub batch: u32,
+    pub steps: u64,
+    #[serde(flatten)]
+    pub ms: Percentiles,
 }
 
 /// The smallest value that at least this share of `sorted` does not exceed; 0 of nothing.
@@ -150,6 +162,19 @@ fn host_gaps(steps: &[Step], arrivals: &[Instant]) -> Vec<f64> {
     sorted(gaps.map(|gap| 1e6 * gap.as_secs_f64()))
 }
 
+fn by_batch(steps: &[Step]) -> Vec<BatchSteps> {
+    let mut times: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
+    for step in steps {
+        times.entry(step.sequences).or_default().push(ms(step.end - step.start));
+    }
+    let summed_up = |(batch, times): (u32, Vec<f64>)| BatchSteps {
+        batch,
+        steps: times.len() as u64,
+        ms: percentiles(times.into_iter()),
+    };
+    times.into_iter().map(summed_up).collect()
+}
+
 impl ModelSummary {
     /// `tokens`: of this model and of all; `gaps` ascending.
     fn new(name: &str, (tokens, all): (u64, u64), steps: &[Step], gaps: &[f64], elapsed: Duration) -> Self {
@@ -164,6 +189,7 @@ impl ModelSummary {
             mean_batch: mean(|step| step.sequences),
             mean_rows: mean(|step| step.rows),
             step_ms: percentiles(steps.iter().map(|step| ms(step.end - step.start))),
+            step_ms_by_batch: by_batch(steps),
             busy: if elapsed.is_zero() { 0.0 } else { busy.as_secs_f64() / elapsed.as_secs_f64() },
             gap_us: (!gaps.is_empty()).then(|| [percentile(gaps, 0.5), percentile(gaps, 0.9)]),
             gaps: gaps.len() as u64,
@@ -218,6 +244,8 @@ mod tests {
         assert!((gap[0] - 10.0).abs() < 1e-6 && (gap[1] - 40.0).abs() < 1e-6, "{gap:?}");
         assert!((a.busy - 0.301).abs() < 1e-9 && b.busy == 0.0 && b.gap_us.is_none());
         assert_eq!(a.step_ms.p50, 100.0);
+        let by: Vec<(u32, u64, f64)> = a.step_ms_by_batch.iter().map(|s| (s.batch, s.steps, s.ms.p99)).collect();
+        assert_eq!(by, [(1, 2, 100.0), (2, 2, 100.0)]);
     }
 
     #[test]

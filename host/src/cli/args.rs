@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use super::bench::Bench;
 use super::eval::Eval;
 use super::simulate::Simulate;
+use super::tune::Tune;
 
 /// An LLM server that routes tokens, not requests, between models
 #[derive(Debug, Parser)]
@@ -29,6 +30,7 @@ Examples:
   tokenrouter eval config/demo.toml --route rstitch --dataset models/demo/eval.jsonl
   tokenrouter bench config/demo.toml --route rstitch --requests 1,4 --output-len 64
   tokenrouter simulate config/simulate-r2r.toml --schedule delayed,eager
+  tokenrouter tune --times 6.0,27.9 --handoff 0.35 --concurrency 1..16
 
 Any key of the configuration can be set by the environment: TOKENROUTER__SERVER__PORT=8000";
 
@@ -39,6 +41,7 @@ pub enum Command {
     Eval(Box<Eval>),
     Bench(Box<Bench>),
     Simulate(Simulate),
+    Tune(Box<Tune>),
     Check(Check),
 }
 

@@ -19,6 +19,7 @@ mod select;
 mod serve;
 mod simulate;
 mod stderr;
+mod tune;
 
 use std::process::ExitCode;
 
@@ -41,6 +42,7 @@ pub fn main() -> ExitCode {
         Command::Eval(eval) => eval::run(eval),
         Command::Bench(bench) => bench::run(bench),
         Command::Simulate(simulate) => simulate::run(simulate),
+        Command::Tune(tune) => tune::run(tune),
         Command::Check(check) => check::run(check),
     });
     let Err(failure) = result else { return ExitCode::SUCCESS };

@@ -1,0 +1,322 @@
+//! The reachable states and the transitions between them.
+
+use crate::grid::Grid;
+use crate::system::{Setting, System};
+
+use super::numbers::Numbers;
+use super::{ChainError, Limits};
+
+/// How many certain transitions in a row are left out.
+const FOLDED: u32 = 8;
+
+/// A model in a state: requests that wait, those of the running batch (0 = idle), grains left of its step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Place {
+    waiting: u32,
+    batch: u32,
+    left: u32,
+}
+
+/// A chain over states numbered in the order in which they were first reached.
+#[derive(Default)]
+pub(super) struct States {
+    pub count: usize,
+    /// By state, 1 + 2 M numbers: what happens until the next, on average. Milliseconds; by model the requests
+    /// whose step ends; by model the batches that end.
+    pub rewards: Vec<f64>,
+    /// Transitions in the order of their sources: `starts[i]..starts[i + 1]` are those of state i.
+    pub starts: Vec<usize>,
+    pub targets: Vec<u32>,
+    pub probabilities: Vec<f64>,
+    /// Two partitions of the states, by what changes slowly: how many requests are at each model, and the
+    /// running batches of all but the fastest model.
+    pub groups: [Groups; 2],
+}
+
+/// By state the number of its group, and how many groups there are.
+#[derive(Default)]
+pub(super) struct Groups {
+    pub of: Vec<u32>,
+    pub count: usize,
+}
+
+/// Ways in which the requests of a batch can part: how many go to each model, and how probably.
+struct Splits {
+    /// `models` counts for each way.
+    counts: Vec<u32>,
+    probabilities: Vec<f64>,
+}
+
+impl Splits {
+    /// All multinomial outcomes of `batch` requests with a probability above `tail`, scaled to sum to 1.
+    fn new(batch: usize, row: &[f64], log_factorials: &[f64], tail: f64) -> Self {
+        let mut splits = Self { counts: Vec::new(), probabilities: Vec::new() };
+        let mut counts = vec![0; row.len()];
+        splits.extend(&mut counts, 0, batch, log_factorials[batch], row, log_factorials);
+        let kept: Vec<bool> = splits.probabilities.iter().map(|p| *p > tail).collect();
+        let mut keep = kept.iter();
+        splits.counts = splits
+            .counts
+            .chunks(row.len())
+            .filter(|_| keep.next().copied().unwrap_or(false))
+            .flatten()
+            .copied()
+            .collect();
+        let mut keep = kept.iter();
+        splits.probabilities.retain(|_| keep.next().copied().unwrap_or(false));
+        let sum: f64 = splits.probabilities.iter().sum();
+        splits.probabilities.iter_mut().for_each(|p| *p /= sum);
+        splits
+    }
+
+    fn extend(&mut self, counts: &mut [u32], model: usize, rest: usize, log: f64, row: &[f64], factorials: &[f64]) {
+        let Some(&p) = row.get(model) else {
+            if rest == 0 {
+                self.counts.extend_from_slice(counts);
+                self.probabilities.push(log.exp());
+            }
+            return;
+        };
+        let most = if p > 0.0 { rest } else { 0 };
+        // The last model takes all that is left.
+        let least = if row[model + 1..].iter().any(|p| *p > 0.0) { 0 } else { most };
+        for count in least..=most {
+            counts[model] = count as u32;
+            let term = if count == 0 { 0.0 } else { count as f64 * p.ln() - factorials[count] };
+            self.extend(counts, model + 1, rest - count, log + term, row, factorials);
+        }
+        counts[model] = 0;
+    }
+}
+
+/// Bits of a packed state: of a count of requests, and by model of its grains. The batch of model 0 follows from
+/// the rest, as all requests are somewhere.
+struct Layout<const M: usize> {
+    requests: u32,
+    count_bits: u32,
+    grain_bits: [u32; M],
+}
+
+impl<const M: usize> Layout<M> {
+    fn new(requests: usize, grid: &Grid) -> Option<Self> {
+        let count_bits = usize::BITS - requests.leading_zeros();
+        let grain_bits = std::array::from_fn(|model| u32::BITS - grid.longest(model).leading_zeros());
+        let bits = (2 * M as u32 - 1) * count_bits + grain_bits.iter().sum::<u32>();
+        (bits <= u64::BITS).then_some(Self { requests: requests as u32, count_bits, grain_bits })
+    }
+
+    /// What parts of a batch change, the requests that wait, is in the lowest bits, so that the states reached
+    /// from one lie close together in the table.
+    fn pack(&self, places: &[Place; M]) -> u64 {
+        let push = |key: u64, value: u32, bits: u32| key << bits | u64::from(value);
+        let key = places.iter().zip(self.grain_bits).fold(0, |key, (place, bits)| push(key, place.left, bits));
+        let key = places[1..].iter().fold(key, |key, place| push(key, place.batch, self.count_bits));
+        places.iter().fold(key, |key, place| push(key, place.waiting, self.count_bits))
+    }
+
+    fn unpack(&self, mut key: u64) -> [Place; M] {
+        let mut places = [Place::default(); M];
+        let mut take = |bits: u32| {
+            let value = key & ((1 << bits) - 1);
+            key >>= bits;
+            value as u32
+        };
+        let mut rest = self.requests;
+        for place in places.iter_mut().rev() {
+            place.waiting = take(self.count_bits);
+            rest -= place.waiting;
+        }
+        for place in places[1..].iter_mut().rev() {
+            place.batch = take(self.count_bits);
+            rest -= place.batch;
+        }
+        places[0].batch = rest;
+        for (place, bits) in places.iter_mut().zip(self.grain_bits).rev() {
+            place.left = take(bits);
+        }
+        places
+    }
+}
+
+/// Builds the chain of M models.
+pub(super) struct Builder<'a, const M: usize> {
+    system: &'a System,
+    setting: &'a Setting,
+    grid: &'a Grid,
+    limits: Limits,
+    layout: Layout<M>,
+    /// By model and batch size.
+    splits: Vec<Vec<Splits>>,
+    /// By model: whether all its requests go to one place.
+    certain: [bool; M],
+    numbers: Numbers,
+    states: States,
+    /// What the state that is worked on earns, as in [`States::rewards`].
+    reward: Vec<f64>,
+}
+
+impl<'a, const M: usize> Builder<'a, M> {
+    pub fn new(
+        system: &'a System,
+        requests: usize,
+        setting: &'a Setting,
+        grid: &'a Grid,
+        limits: Limits,
+    ) -> Result<Self, ChainError> {
+        let layout = Layout::new(requests, grid).ok_or(ChainError::TooLarge(limits.states))?;
+        let mut log_factorials = vec![0.0];
+        for n in 1..=requests {
+            log_factorials.push(log_factorials[n - 1] + (n as f64).ln());
+        }
+        let destinations = |row: &[f64]| row.iter().filter(|p| **p > 0.0).count();
+        if system.routing.iter().map(|row| combinations(requests, destinations(row))).sum::<f64>()
+            > limits.transitions as f64
+        {
+            return Err(ChainError::TooLarge(limits.states));
+        }
+        let of = |row: &Vec<f64>| (0..=requests).map(|b| Splits::new(b, row, &log_factorials, limits.tail)).collect();
+        Ok(Self {
+            splits: system.routing.iter().map(of).collect(),
+            certain: std::array::from_fn(|model| destinations(&system.routing[model]) == 1),
+            numbers: Numbers::default(),
+            states: States { starts: vec![0], ..States::default() },
+            reward: vec![0.0; 1 + 2 * M],
+            layout,
+            system,
+            setting,
+            grid,
+            limits,
+        })
+    }
+
+    /// All states reached from all requests waiting at the entry.
+    pub fn build(mut self, requests: usize) -> Result<States, ChainError> {
+        let mut places = [Place::default(); M];
+        places[self.system.entry].waiting = requests as u32;
+        // The first launch may branch too; all its states lead to the same recurrent ones.
+        self.launch(places, M, 1.0, 0)?;
+        self.states.targets.clear();
+        self.states.probabilities.clear();
+        let shortest = |model: &usize| self.grid.steps[*model].first().map_or(0, |draw| draw.low);
+        let fastest = (0..M).min_by_key(shortest).unwrap_or(0);
+        let mut groups = [Numbers::default(), Numbers::default()];
+        while let Some(key) = self.numbers.key(self.states.count) {
+            let places = self.layout.unpack(key);
+            let push = |key: u64, count: u32| key << self.layout.count_bits | u64::from(count);
+            let slow = places.iter().enumerate().filter(|(model, _)| *model != fastest);
+            let partitions = [
+                places.iter().fold(0, |key, place| push(key, place.waiting + place.batch)),
+                slow.fold(0, |key, (_, place)| push(key, place.batch)),
+            ];
+            for ((of, numbers), group) in self.states.groups.iter_mut().zip(&mut groups).zip(partitions) {
+                of.of.push(numbers.number(group));
+                of.count = numbers.len();
+            }
+            self.reward.fill(0.0);
+            self.complete(places, 1.0, 0)?;
+            self.states.starts.push(self.states.targets.len());
+            self.states.rewards.extend_from_slice(&self.reward);
+            self.states.count += 1;
+            if self.states.targets.len() > self.limits.transitions || self.numbers.len() > self.limits.states {
+                return Err(ChainError::TooLarge(self.limits.states));
+            }
+        }
+        Ok(self.states)
+    }
+
+    /// Let time pass until steps end, part their requests, and start what can start.
+    fn complete(&mut self, mut places: [Place; M], probability: f64, folded: u32) -> Result<(), ChainError> {
+        let running = || places.iter().enumerate().filter(|(_, place)| place.batch > 0);
+        let Some(passed) = running().map(|(_, place)| place.left).min() else { return Err(ChainError::Stuck) };
+        let count = running().count();
+        // Alone, a model is not stretched, and nothing but the end of its step ends it.
+        let alone = if count == 1 { running().map(|(model, _)| self.system.models[model].stretch).sum() } else { 1.0 };
+        self.reward[0] += probability * f64::from(passed) * self.grid.grain / alone * self.system.sigma(count);
+        let mut ended = [0; M];
+        for (model, place) in places.iter_mut().enumerate().filter(|(_, place)| place.batch > 0) {
+            place.left -= passed;
+            if place.left == 0 {
+                ended[model] = place.batch;
+                self.reward[1 + model] += probability * f64::from(place.batch);
+                self.reward[1 + M + model] += probability;
+                place.batch = 0;
+            }
+        }
+        self.part(places, &ended, 0, probability, folded)
+    }
+
+    /// Every way in which the batches `ended` of the models from `model` on part, all at the same moment.
+    fn part(
+        &mut self,
+        places: [Place; M],
+        ended: &[u32; M],
+        model: usize,
+        probability: f64,
+        folded: u32,
+    ) -> Result<(), ChainError> {
+        let Some(model) = (model..M).find(|model| ended[*model] > 0) else {
+            return self.launch(places, M, probability, folded);
+        };
+        let batch = ended[model] as usize;
+        for way in 0..self.splits[model][batch].probabilities.len() {
+            let splits = &self.splits[model][batch];
+            let counts = &splits.counts[way * M..(way + 1) * M];
+            let share = splits.probabilities[way];
+            let mut next = places;
+            next.iter_mut().zip(counts).for_each(|(place, count)| place.waiting += count);
+            self.part(next, ended, model + 1, probability * share, folded)?;
+        }
+        Ok(())
+    }
+
+    /// Start every model below `above` that can start, from the highest down.
+    fn launch(
+        &mut self,
+        mut places: [Place; M],
+        above: usize,
+        probability: f64,
+        folded: u32,
+    ) -> Result<(), ChainError> {
+        for model in (0..above).rev() {
+            let Place { waiting, batch, .. } = places[model];
+            let held =
+                |(running, place): (usize, &Place)| place.batch > 0 && place.left <= self.grid.holds[model][running];
+            let ready = batch == 0 && waiting > 0 && waiting >= self.setting.min_batch[model];
+            if !ready || places.iter().enumerate().any(held) {
+                continue;
+            }
+            let batch = self.system.models[model].batch(waiting as usize);
+            let draw = self.grid.steps[model][batch - 1];
+            places[model] = Place { waiting: waiting - batch as u32, batch: batch as u32, left: draw.low };
+            if draw.more > 0.0 {
+                let mut longer = places;
+                longer[model].left += 1;
+                self.launch(longer, model, probability * draw.more, folded)?;
+                return self.launch(places, model, probability * (1.0 - draw.more), folded);
+            }
+        }
+        self.emit(places, probability, folded)
+    }
+
+    /// A state after all launches. With folding, one whose next transition is certain is passed through.
+    fn emit(&mut self, places: [Place; M], probability: f64, folded: u32) -> Result<(), ChainError> {
+        if self.limits.fold && folded < FOLDED && self.is_certain(&places) {
+            return self.complete(places, probability, folded + 1);
+        }
+        self.states.targets.push(self.numbers.number(self.layout.pack(&places)));
+        self.states.probabilities.push(probability);
+        Ok(())
+    }
+
+    /// Whether all requests whose step ends next have one place to go to.
+    fn is_certain(&self, places: &[Place; M]) -> bool {
+        let running = || places.iter().zip(&self.certain).filter(|(place, _)| place.batch > 0);
+        let passed = running().map(|(place, _)| place.left).min();
+        running().filter(|(place, _)| Some(place.left) == passed).all(|(_, certain)| *certain)
+    }
+}
+
+/// Ways to part at most `requests` requests among `models` models.
+fn combinations(requests: usize, models: usize) -> f64 {
+    (1..=models).fold(1.0, |ways, i| ways * (requests + i) as f64 / i as f64)
+}
