@@ -304,6 +304,7 @@ impl World {
                     (None, Ok(_)) => {}
                 }
             }
+            Event::PromptCached { .. } => {}
             Event::Finished { reason, .. } => {
                 if self.clients.get(&id).is_some_and(|c| c.ending != Some(Ending::Cancelled)) {
                     self.end(id, Ending::Finished(reason));

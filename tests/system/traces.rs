@@ -62,6 +62,7 @@ impl Trace {
             max_tokens: self.json["max_new_tokens"].as_u64().expect("a number") as u32,
             sampling: SamplingParams { seed, ..SamplingParams::greedy() },
             return_signals: false,
+            cache_salt: None,
         }
     }
 
@@ -195,7 +196,7 @@ fn sampled(engine: &Engine, route: &str, seed: u64) -> NewRequest {
     let sampling = SamplingParams { temperature: 1.5, seed, ignore_eos: true, ..SamplingParams::default() };
     let route = engine.find_route(route).expect("a route");
     let prompt = ids(&traces()[0].json["prompt_ids"]);
-    NewRequest { route, prompt, max_tokens: 60, sampling, return_signals: false }
+    NewRequest { route, prompt, max_tokens: 60, sampling, return_signals: false, cache_salt: None }
 }
 
 #[test]

@@ -332,6 +332,7 @@ impl Prepared {
                 max_wait: model.max_wait,
                 max_rows: placed.max_rows as usize,
                 prefill_chunk: placed.prefill_chunk as usize,
+                prefix_cache: model.prefix_cache,
             },
         );
         Engine::start_observed(models.collect(), routes, observer).map_err(|error| self.start_failure(&error))

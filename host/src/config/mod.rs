@@ -101,6 +101,8 @@ pub struct ModelConfig {
     pub max_rows: Option<u32>,
     /// `None`: by the device. Not above `max_rows`.
     pub prefill_chunk: Option<u32>,
+    /// Whether it keeps K/V for later requests that begin with the same tokens.
+    pub prefix_cache: bool,
     /// Lowers the model's own context.
     pub context: Option<u32>,
     /// Texts of tokens that are never sampled.

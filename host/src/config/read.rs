@@ -112,6 +112,7 @@ fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
         }
         None => None,
     };
+    let prefix_cache = section.take("prefix_cache").map(|f| f.boolean()).transpose()?.unwrap_or(true);
     let context = section.take("context").map(|f| f.integer(1..=1 << 30)).transpose()?.map(|c| c as u32);
     let masked_tokens = match section.take("masked_tokens") {
         Some(field) => field.array("strings")?.iter().map(Field::text).collect::<Result<_, _>>()?,
@@ -129,6 +130,7 @@ fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
         pool,
         max_rows,
         prefill_chunk,
+        prefix_cache,
         context,
         masked_tokens,
         origin,

@@ -72,6 +72,7 @@ fn engine(fault: Fault) -> (Engine, Arc<AtomicBool>) {
         max_wait: Duration::from_secs(1),
         max_rows: 64,
         prefill_chunk: 64,
+        prefix_cache: true,
     });
     (Engine::start(models.collect(), Vec::new()).unwrap(), armed)
 }
@@ -79,13 +80,13 @@ fn engine(fault: Fault) -> (Engine, Arc<AtomicBool>) {
 fn request(engine: &Engine, model: &str, max_tokens: u32) -> NewRequest {
     let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::greedy() };
     let route = engine.find_route(model).unwrap();
-    NewRequest { route, prompt: vec![1, 2, 3], max_tokens, sampling, return_signals: false }
+    NewRequest { route, prompt: vec![1, 2, 3], max_tokens, sampling, return_signals: false, cache_salt: None }
 }
 
 fn last(stream: &mut RequestStream) -> Event {
     loop {
         match stream.events.blocking_recv().expect("a stream ends with its last event") {
-            Event::Committed { .. } => {}
+            Event::PromptCached { .. } | Event::Committed { .. } => {}
             last => return last,
         }
     }
@@ -202,6 +203,7 @@ fn runners_come_back_for_another_engine() {
         max_wait: Duration::from_secs(1),
         max_rows: 64,
         prefill_chunk: 64,
+        prefix_cache: true,
     });
     let again = Engine::start(models.collect(), Vec::new()).unwrap();
     assert_eq!(greedy(&again), before);

@@ -126,6 +126,7 @@ impl Server {
             max_wait: Duration::from_millis(1),
             max_rows: 512,
             prefill_chunk: 256,
+            prefix_cache: true,
         };
         let route = RouteSetup {
             name: "pair".into(),
