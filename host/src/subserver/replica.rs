@@ -213,3 +213,60 @@ impl Replica {
         view
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{NewRequest, RouteId, SamplingParams};
+    use crate::subserver::pages::PagePool;
+    use crate::subserver::prefix::Root;
+
+    /// With the K/V of `kv_len` of its tokens, as far as others may share it.
+    fn replica(pool: &PagePool, prompt: Vec<TokenId>, kv_len: usize) -> Replica {
+        let sampling = SamplingParams::greedy();
+        let (route, tokens) = (RouteId(0), prompt.clone());
+        let new = NewRequest { route, prompt, max_tokens: 99, sampling, return_signals: false, cache_salt: None };
+        let spec = Arc::new(RequestSpec { id: 1, new });
+        let mut replica = Replica::new(spec, None, tokens, pool.pages(Some(Root::default())), 1);
+        assert!(replica.pages.grow_to(pages_for(kv_len)));
+        replica.kv_len = kv_len;
+        replica.publish();
+        replica
+    }
+
+    #[test]
+    fn the_last_committed_token_is_on_a_page_of_its_own() {
+        let pool = PagePool::new(8);
+        for (tokens, shared) in [(15, 0), (16, 0), (17, 1), (32, 1), (33, 2)] {
+            assert_eq!(replica(&pool, (0..tokens).collect(), tokens as usize).pages.shared(), shared, "{tokens}");
+        }
+        // Provisional tokens do not count.
+        let mut drafting = replica(&pool, (100..116).collect(), 16);
+        let draft = |token| Committed {
+            token,
+            model: ModelId(0),
+            eos: false,
+            logprob: 0.0,
+            top_logprobs: Vec::new(),
+            signals: None,
+        };
+        drafting.rewrite(16, &[], vec![draft(1), draft(2)]);
+        assert!(drafting.pages.grow_to(2));
+        drafting.kv_len = 18;
+        drafting.publish();
+        assert_eq!(drafting.pages.shared(), 0);
+        drafting.rewrite(16, &[1], vec![draft(2)]);
+        drafting.publish();
+        assert_eq!(drafting.pages.shared(), 1);
+    }
+
+    #[test]
+    fn where_the_tokens_change_a_shared_page_goes_as_a_whole() {
+        let pool = PagePool::new(8);
+        let mut replica = replica(&pool, (0..40).collect(), 39);
+        let first = replica.pages.ids()[0];
+        replica.rewrite(20, &[7, 8], Vec::new());
+        assert_eq!((replica.kv_len, replica.pages.ids(), replica.pages.shared()), (16, &[first][..], 1));
+        assert_eq!(pool.cached(), 1);
+    }
+}
