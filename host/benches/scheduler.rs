@@ -97,8 +97,14 @@ fn server(own: u32) -> SubServer {
 
 fn spec(id: u64) -> Message {
     let sampling = SamplingParams::greedy();
-    let new =
-        NewRequest { route: RouteId(0), prompt: vec![7; 100], max_tokens: 1 << 19, sampling, return_signals: false };
+    let new = NewRequest {
+        route: RouteId(0),
+        prompt: vec![7; 100],
+        max_tokens: 1 << 19,
+        sampling,
+        return_signals: false,
+        cache_salt: None,
+    };
     Message::Submit(Arc::new(RequestSpec { id, new }))
 }
 

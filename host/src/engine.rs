@@ -52,6 +52,8 @@ pub struct ModelSetup {
     pub max_rows: usize,
     /// Most prompt rows of one request in one forward.
     pub prefill_chunk: usize,
+    /// Whether it keeps K/V for later requests that begin with the same tokens.
+    pub prefix_cache: bool,
     /// Tokens that it never samples.
     pub masked: Vec<TokenId>,
 }
@@ -225,7 +227,7 @@ impl Shared {
 
     fn event(&self, id: RequestId, event: Event) {
         self.observe(|observer| observer.event(id, &event));
-        let last = !matches!(event, Event::Committed { .. });
+        let last = !matches!(event, Event::PromptCached { .. } | Event::Committed { .. });
         // A receiver that is gone cancels by itself, so a failed send needs no care.
         if !last {
             if let Some(live) = self.live().get(&id) {
@@ -406,7 +408,9 @@ impl Engine {
         for (index, ((setup, inbox), routes)) in models.into_iter().zip(receivers).zip(attachments).enumerate() {
             let model = ModelId(index as u32);
             let limits = Limits { max_rows: setup.max_rows, prefill_chunk: setup.prefill_chunk };
-            let mut server = SubServer::new(model, setup.runner, routes, limits).observed(shared.observer.clone());
+            let mut server = SubServer::new(model, setup.runner, routes, limits)
+                .with_prefix_cache(setup.prefix_cache)
+                .observed(shared.observer.clone());
             let at = AtModel { shared: shared.clone(), model, events: events.clone() };
             let board = engine.boards[index].clone();
             let name = shared.models[index].name.clone();

@@ -39,6 +39,7 @@ fn speed(engine: &Engine, route: &str, prompts: &[Vec<u32>]) -> (f64, usize) {
         max_tokens: 300,
         sampling: SamplingParams::greedy(),
         return_signals: false,
+        cache_salt: None,
     };
     let start = Instant::now();
     let answers = answers(engine, prompts.iter().map(request).collect());

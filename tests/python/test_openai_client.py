@@ -47,6 +47,17 @@ def test_chat(client, model):
     assert choice.finish_reason == ("length" if usage.completion_tokens == 48 else "stop")
 
 
+def test_cached_tokens(client, model):
+    # With its own salt the first request finds nothing, whatever other tests have asked.
+    fields = {"seed": 1, "extra_body": {"cache_salt": f"test_cached_tokens {model}"}}
+    cold, warm = (chat(client, model, **fields) for _ in range(2))
+    _, _, streamed_usage = streamed(client, model, **fields)
+    assert warm.choices[0].message.content == cold.choices[0].message.content
+    whole_pages = (cold.usage.prompt_tokens - 1) // 16 * 16
+    cached = [usage.prompt_tokens_details.cached_tokens for usage in (cold.usage, warm.usage, streamed_usage)]
+    assert whole_pages > 0 and cached == [0, whole_pages, whole_pages]
+
+
 def test_demo_models_are_greedy_by_default(client, model):
     if model == "me":
         pytest.skip("this policy draws a model for each token")

@@ -44,11 +44,12 @@ pub struct Setup {
     pub min_batch: Vec<u32>,
     pub max_rows: usize,
     pub prefill_chunk: usize,
+    pub prefix_cache: bool,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { pages: 1024, min_batch: vec![1], max_rows: 512, prefill_chunk: 256 }
+        Self { pages: 1024, min_batch: vec![1], max_rows: 512, prefill_chunk: 256, prefix_cache: true }
     }
 }
 
@@ -125,6 +126,7 @@ pub fn observed(setup: &Setup, routes: &[Route], observer: Option<Arc<dyn Observ
             hold: Duration::ZERO,
             max_rows: setup.max_rows,
             prefill_chunk: setup.prefill_chunk,
+            prefix_cache: setup.prefix_cache,
         }
     });
     let routes = routes.iter().map(|route| RouteSetup {
@@ -146,17 +148,22 @@ pub fn observed(setup: &Setup, routes: &[Route], observer: Option<Arc<dyn Observ
 pub struct Answer {
     pub tokens: Vec<Committed>,
     pub reason: FinishReason,
+    /// Tokens of the prompt whose K/V came from the cache.
+    pub cached: u32,
 }
 
 /// Run requests at once, each on its own thread.
 pub fn answers(engine: &Engine, requests: Vec<NewRequest>) -> Vec<Answer> {
     let streams: Vec<_> = requests.into_iter().map(|r| engine.submit(r).expect("accepted")).collect();
     let read = |mut stream: tokenrouter::engine::RequestStream| {
-        let mut ledger = tokenrouter::request::Ledger::default();
+        let (mut ledger, mut cached) = (tokenrouter::request::Ledger::default(), 0);
         loop {
             match stream.events.blocking_recv() {
                 Some(Event::Committed { start, tokens }) => drop(ledger.enter(start, tokens).expect("one history")),
-                Some(Event::Finished { reason, .. }) => return Answer { tokens: ledger.tokens().to_vec(), reason },
+                Some(Event::PromptCached { tokens }) => cached = tokens,
+                Some(Event::Finished { reason, .. }) => {
+                    return Answer { tokens: ledger.tokens().to_vec(), reason, cached };
+                }
                 other => panic!("{other:?}"),
             }
         }

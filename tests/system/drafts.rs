@@ -30,8 +30,14 @@ fn ids(value: &Value) -> Vec<TokenId> {
 /// The answer to each prompt on `route`, all at once.
 fn ask(engine: &Engine, route: &str, max_tokens: u32) -> Vec<Answer> {
     let route = engine.find_route(route).expect("a route");
-    let request =
-        |prompt| NewRequest { route, prompt, max_tokens, sampling: SamplingParams::greedy(), return_signals: false };
+    let request = |prompt| NewRequest {
+        route,
+        prompt,
+        max_tokens,
+        sampling: SamplingParams::greedy(),
+        return_signals: false,
+        cache_salt: None,
+    };
     answers(engine, prompts().into_iter().map(request).collect())
 }
 

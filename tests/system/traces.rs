@@ -1,5 +1,5 @@
 //! Every reference trace of every algorithm: token for token, model for model, evaluation for
-//! evaluation, whatever the batch, the schedule, the pool and the chunks.
+//! evaluation, whatever the batch, the schedule, the pool, the chunks and the prefix cache.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use serde_json::{Value, json};
 use tokenrouter::engine::Engine;
 use tokenrouter::request::{Event, FinishReason, ModelId, NewRequest, RequestId, SamplingParams, TokenId};
+use tokenrouter::runner::PAGE_TOKENS;
+use tokenrouter::subserver::Counters;
 use tokenrouter::subserver::observe::{Evaluation, Observer, Wanted};
 use tokenrouter_plugin_api::SignalSet;
 
@@ -62,6 +64,7 @@ impl Trace {
             max_tokens: self.json["max_new_tokens"].as_u64().expect("a number") as u32,
             sampling: SamplingParams { seed, ..SamplingParams::greedy() },
             return_signals: false,
+            cache_salt: None,
         }
     }
 
@@ -163,27 +166,62 @@ fn assert_same(trace: &Trace, answer: &Answer, seen: &BTreeMap<Place, Seen>) {
     assert_eq!(seen.len(), expected, "{name}: evaluations that the reference does not need");
 }
 
-/// All traces at once, each on a route of its own, and a sampled request of a bare model with them.
-/// That one's text must be the same as without company.
-fn together(setup: &Setup) -> Engine {
-    let traces = traces();
-    assert_eq!(traces.len(), 24);
-    let routes: Vec<Route> = traces.iter().map(Trace::route).collect();
-    let watch = Arc::new(Watch::default());
-    let engine = observed(setup, &routes, Some(watch.clone()));
-    let mut requests: Vec<NewRequest> = traces.iter().map(|trace| trace.request(&engine)).collect();
-    requests.push(sampled(&engine, "large", 5));
-    let answers = answers(&engine, requests);
-    let watched = watch.0.lock().expect("not poisoned");
-    // Requests are numbered as they are submitted.
-    for ((trace, answer), seen) in traces.iter().zip(&answers).zip(watched.values()) {
-        assert_same(trace, answer, seen);
+/// An engine with a route for each trace.
+struct Bench {
+    setup: Setup,
+    engine: Engine,
+    traces: Vec<Trace>,
+    watch: Arc<Watch>,
+}
+
+impl Bench {
+    fn new(setup: Setup) -> Self {
+        let traces = traces();
+        assert_eq!(traces.len(), 24);
+        let routes: Vec<Route> = traces.iter().map(Trace::route).collect();
+        let watch = Arc::new(Watch::default());
+        let engine = observed(&setup, &routes, Some(watch.clone()));
+        Self { setup, engine, traces, watch }
     }
-    drop(watched);
-    static ALONE: OnceLock<Answer> = OnceLock::new();
-    let alone = ALONE.get_or_init(|| sampled_alone(5));
-    assert_eq!(answers[traces.len()].tokens, alone.tokens, "{setup:?}");
-    engine
+
+    /// All traces at once, and a sampled request of a bare model with them. That one's text must be the same
+    /// as without company. Returns how many tokens of each trace's prompt came from the cache.
+    fn together(&self) -> Vec<u32> {
+        let Self { setup, engine, traces, watch } = self;
+        let mut requests: Vec<NewRequest> = traces.iter().map(|trace| trace.request(engine)).collect();
+        requests.push(sampled(engine, "large", 5));
+        let answers = answers(engine, requests);
+        let watched = std::mem::take(&mut *watch.0.lock().expect("not poisoned"));
+        // Requests are numbered as they are submitted.
+        for ((trace, answer), seen) in traces.iter().zip(&answers).zip(watched.values()) {
+            assert_same(trace, answer, seen);
+        }
+        static ALONE: OnceLock<Answer> = OnceLock::new();
+        let alone = ALONE.get_or_init(|| sampled_alone(5));
+        assert_eq!(answers[traces.len()].tokens, alone.tokens, "{setup:?}");
+        answers[..traces.len()].iter().map(|answer| answer.cached).collect()
+    }
+
+    /// All traces, one after the other.
+    fn alone(&self) -> Vec<u32> {
+        let one = |trace: &Trace| {
+            let answer = answers(&self.engine, vec![trace.request(&self.engine)]).remove(0);
+            let seen = self.watch.0.lock().expect("not poisoned").pop_last().expect("a request").1;
+            assert_same(trace, &answer, &seen);
+            answer.cached
+        };
+        self.traces.iter().map(one).collect()
+    }
+
+    /// What a cache that keeps everything has of a prompt that it knows: all whole pages before its last token.
+    fn all_cached(&self) -> Vec<u32> {
+        let pages = |trace: &Trace| (ids(&trace.json["prompt_ids"]).len() - 1) / PAGE_TOKENS * PAGE_TOKENS;
+        self.traces.iter().map(|trace| pages(trace) as u32).collect()
+    }
+
+    fn counters(&self, model: u32) -> Counters {
+        self.engine.snapshot(ModelId(model)).counters
+    }
 }
 
 fn sampled_alone(seed: u64) -> Answer {
@@ -195,48 +233,72 @@ fn sampled(engine: &Engine, route: &str, seed: u64) -> NewRequest {
     let sampling = SamplingParams { temperature: 1.5, seed, ignore_eos: true, ..SamplingParams::default() };
     let route = engine.find_route(route).expect("a route");
     let prompt = ids(&traces()[0].json["prompt_ids"]);
-    NewRequest { route, prompt, max_tokens: 60, sampling, return_signals: false }
+    NewRequest { route, prompt, max_tokens: 60, sampling, return_signals: false, cache_salt: None }
 }
 
 #[test]
 fn traces_alone() {
-    let traces = traces();
-    let routes: Vec<Route> = traces.iter().map(Trace::route).collect();
-    let watch = Arc::new(Watch::default());
-    let engine = observed(&Setup::default(), &routes, Some(watch.clone()));
-    for trace in &traces {
-        let answer = answers(&engine, vec![trace.request(&engine)]);
-        let seen = watch.0.lock().expect("not poisoned").pop_last().expect("a request").1;
-        assert_same(trace, &answer[0], &seen);
-    }
+    let bench = Bench::new(Setup::default());
+    bench.alone();
+    assert_eq!(bench.alone(), bench.all_cached());
 }
 
 #[test]
 fn traces_of_all_algorithms_in_one_batch() {
-    let engine = together(&Setup::default());
-    let counters = engine.snapshot(ModelId(2)).counters;
+    let bench = Bench::new(Setup::default());
+    bench.together();
+    let counters = bench.counters(2);
     assert!(counters.batched > counters.steps, "nothing ran together: {counters:?}");
+    assert_eq!(bench.together(), bench.all_cached());
+    // Answers are kept as well, so that the models that are asked later find them.
+    let (before, after) = (counters, bench.counters(2));
+    let found = after.prefix_found - before.prefix_found;
+    let queried = after.prefix_queried - before.prefix_queried;
+    assert!(found * 10 > queried * 8, "found {found} tokens of {queried}");
+}
+
+#[test]
+fn traces_without_a_prefix_cache() {
+    let bench = Bench::new(Setup { prefix_cache: false, ..Setup::default() });
+    for _ in 0..2 {
+        assert_eq!(bench.together(), [0; 24]);
+    }
+    assert_eq!((bench.counters(0).prefix_queried, bench.engine.snapshot(ModelId(0)).pages_cached), (0, 0));
 }
 
 #[test]
 fn traces_with_delayed_batches() {
-    together(&Setup { min_batch: vec![4], ..Setup::default() });
+    Bench::new(Setup { min_batch: vec![4], ..Setup::default() }).together();
 }
 
 #[test]
 fn traces_with_a_pool_that_is_too_small() {
     // The largest request needs 30 pages, all together need far more.
-    let engine = together(&Setup { pages: 31, ..Setup::default() });
-    let retracted = |model| {
-        let counters = engine.snapshot(ModelId(model)).counters;
-        counters.retractions + counters.preemptions
-    };
-    assert!(retracted(0) > 0 && retracted(2) > 0, "the pool was large enough");
+    let bench = Bench::new(Setup { pages: 31, ..Setup::default() });
+    for _ in 0..2 {
+        bench.together();
+    }
+    for model in [0, 2] {
+        let counters = bench.counters(model);
+        assert!(counters.retractions + counters.preemptions > 0, "the pool was large enough: {counters:?}");
+        assert!(counters.prefix_found > 0 && counters.prefix_evicted > 0, "the cache had no work: {counters:?}");
+    }
+}
+
+#[test]
+fn traces_with_a_cache_that_keeps_nothing_for_long() {
+    let bench = Bench::new(Setup { pages: 31, ..Setup::default() });
+    bench.alone();
+    let (before, cached) = (bench.counters(2).prefix_evicted, bench.alone());
+    let (cached, all): (u32, u32) = (cached.iter().sum(), bench.all_cached().iter().sum());
+    assert!(cached < all && bench.counters(2).prefix_evicted > before + 24, "{cached} of {all}");
 }
 
 #[test]
 fn traces_with_chunked_prefill() {
-    together(&Setup { prefill_chunk: 16, max_rows: 40, ..Setup::default() });
+    let bench = Bench::new(Setup { prefill_chunk: 16, max_rows: 40, ..Setup::default() });
+    bench.together();
+    assert_eq!(bench.together(), bench.all_cached());
 }
 
 #[test]

@@ -74,17 +74,25 @@ pub fn top_with_chosen(entry: &Entry) -> Vec<(TokenId, f32)> {
 #[derive(Clone, Debug, Default)]
 pub struct Usage {
     prompt_tokens: usize,
+    cached_tokens: u64,
+    /// Choices of each prompt.
+    per_prompt: usize,
     completion_tokens: usize,
     by_model: BTreeMap<String, usize>,
     handoffs: u64,
 }
 
 impl Usage {
-    pub fn new(prompt_tokens: usize) -> Self {
-        Self { prompt_tokens, ..Self::default() }
+    /// Of prompts with `prompt_tokens` tokens in all and `per_prompt` choices each.
+    pub fn new(prompt_tokens: usize, per_prompt: usize) -> Self {
+        Self { prompt_tokens, per_prompt, ..Self::default() }
     }
 
-    pub fn add(&mut self, route: &Route, entries: &[Entry], end: Option<&End>) {
+    /// Count what choice number `index` came to.
+    pub fn add(&mut self, route: &Route, index: usize, entries: &[Entry], end: Option<&End>) {
+        // A prompt counts once, so its first choice stands for it.
+        let first = end.filter(|_| index.is_multiple_of(self.per_prompt));
+        self.cached_tokens += first.map_or(0, |end| u64::from(end.cached_tokens));
         self.completion_tokens += entries.len();
         for entry in entries {
             *self.by_model.entry(model_name(route, entry).to_owned()).or_default() += 1;
@@ -96,12 +104,17 @@ impl Usage {
         self.completion_tokens
     }
 
+    pub fn cached_tokens(&self) -> u64 {
+        self.cached_tokens
+    }
+
     /// A line in the log for an answer that is complete.
     pub fn log(&self, id: &str, route: &Route) {
         tracing::info!(
             id,
             model = route.name,
             prompt_tokens = self.prompt_tokens,
+            cached_tokens = self.cached_tokens,
             completion_tokens = self.completion_tokens,
             tokens_by_model = ?self.by_model,
             handoffs = self.handoffs,
@@ -114,6 +127,7 @@ impl Usage {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "tokens_by_model": self.by_model,
             "handoffs": self.handoffs,
         })

@@ -34,6 +34,8 @@ pub struct End {
     /// Hand-offs between models. After a stop string, which is found before the models hear of it: the
     /// changes of model between tokens, at least.
     pub handoffs: u32,
+    /// Tokens of the prompt whose K/V the first model that computed it had already.
+    pub cached_tokens: u32,
 }
 
 /// What became known at one time.
@@ -87,6 +89,7 @@ pub struct Choice {
     /// Bytes that were given out or are in `out`.
     emitted: usize,
     out: String,
+    cached_tokens: u32,
     finished: Option<(FinishReason, u32)>,
 }
 
@@ -106,6 +109,7 @@ impl Choice {
             chars: 0,
             emitted: 0,
             out: String::new(),
+            cached_tokens: 0,
             finished: None,
         }
     }
@@ -115,13 +119,13 @@ impl Choice {
         loop {
             match self.request.events.recv().await.ok_or(ChoiceError::Lost)? {
                 Event::Failed(error) => return Err(error.into()),
+                Event::PromptCached { tokens } => self.cached_tokens = tokens,
                 Event::Finished { reason, handoffs } => self.finished = Some((reason, handoffs)),
                 Event::Committed { start, tokens } => {
                     let new = self.ledger.enter(start, tokens)?.to_vec();
                     for token in new {
                         if let Some(reason) = self.commit(token) {
-                            let handoffs = self.changes_of_model();
-                            return Ok(self.piece(Some(End { reason, handoffs })));
+                            return Ok(self.end(reason, self.changes_of_model()));
                         }
                     }
                 }
@@ -130,7 +134,7 @@ impl Choice {
                 && !self.ledger.has_gap()
             {
                 let reason = self.finish(reason);
-                return Ok(self.piece(Some(End { reason, handoffs })));
+                return Ok(self.end(reason, handoffs));
             }
             let piece = self.piece(None);
             if piece != Piece::default() {
@@ -246,6 +250,10 @@ impl Choice {
             self.put(&held);
         }
         stopped
+    }
+
+    fn end(&mut self, reason: Reason, handoffs: u32) -> Piece {
+        self.piece(Some(End { reason, handoffs, cached_tokens: self.cached_tokens }))
     }
 
     fn piece(&mut self, end: Option<End>) -> Piece {

@@ -56,13 +56,13 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
         include_usage: streaming.include_usage,
         route,
     };
-    let mut usage = Usage::new(run.prompt_tokens);
+    let mut usage = Usage::new(run.prompt_tokens, generation.n);
     if streaming.stream {
         return Ok(sse::respond(run, CompletionStream { usage, shape }, state.keep_alive));
     }
     let answers = run.collect().await?;
-    for answer in &answers {
-        usage.add(&shape.route, &answer.entries, answer.end.as_ref());
+    for (index, answer) in answers.iter().enumerate() {
+        usage.add(&shape.route, index, &answer.entries, answer.end.as_ref());
     }
     let choices = answers.iter().enumerate().map(|(index, answer)| shape.choice(index, answer)).collect();
     let mut body = shape.envelope(choices);
@@ -146,7 +146,7 @@ impl Encoder for CompletionStream {
     }
 
     fn piece(&mut self, index: usize, piece: Piece) -> Vec<Value> {
-        self.usage.add(&self.shape.route, &piece.entries, piece.end.as_ref());
+        self.usage.add(&self.shape.route, index, &piece.entries, piece.end.as_ref());
         let mut events = Vec::new();
         let tokens_matter = self.shape.logprobs || self.shape.return_routing;
         if !piece.text.is_empty() || (tokens_matter && !piece.entries.is_empty()) {

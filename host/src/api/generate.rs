@@ -12,7 +12,7 @@ use super::answer::{self, Usage};
 use super::choice::{End, Piece, Reason};
 use super::error::ApiError;
 use super::http::{json_response, random_id};
-use super::params::{Generation, Names};
+use super::params::{Generation, Names, cache_salt};
 use super::prompts::Prompts;
 use super::reader::Fields;
 use super::run::{Answer, Options, Run};
@@ -35,7 +35,8 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
         None => Fields::of("sampling_params", json!({}))?,
     };
     refuse_unbuilt(&mut sampling)?;
-    let generation = Generation::read(&mut sampling, NAMES, &route.defaults, route.vocab)?;
+    let mut generation = Generation::read(&mut sampling, NAMES, &route.defaults, route.vocab)?;
+    generation.cache_salt = cache_salt(&mut fields)?.or(generation.cache_salt);
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let return_routing = fields.boolean("return_routing")?.unwrap_or(false);
     let id = fields.string("rid")?.unwrap_or_else(|| random_id("gen-"));
@@ -79,9 +80,10 @@ struct Shape {
 impl Shape {
     fn result(&self, index: usize, answer: &Answer) -> Value {
         let ids: Vec<_> = answer.entries.iter().map(|entry| entry.committed.token).collect();
-        let mut usage = Usage::new(self.prompt_lengths.get(index).copied().unwrap_or(0));
-        usage.add(&self.route, &answer.entries, answer.end.as_ref());
+        let mut usage = Usage::new(self.prompt_lengths.get(index).copied().unwrap_or(0), 1);
+        usage.add(&self.route, 0, &answer.entries, answer.end.as_ref());
         let mut meta = usage.to_json();
+        meta["cached_tokens"] = usage.cached_tokens().into();
         meta["id"] = if self.batch { format!("{}-{index}", self.id) } else { self.id.clone() }.into();
         meta["finish_reason"] =
             answer.end.as_ref().map_or(Value::Null, |end| finish(end, &ids, usage.completion_tokens()));

@@ -1,6 +1,7 @@
 //! The fields that all endpoints share: how tokens are drawn and when an answer ends.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::Value;
 use tokenrouter_plugin_api::random::philox;
@@ -17,6 +18,7 @@ pub const MAX_N: i64 = 64;
 pub const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
 const MAX_STOP_TOKENS: usize = 128;
+const MAX_SALT_BYTES: usize = 256;
 const MAX_BIASES: usize = 1024;
 /// Below this a temperature is 0: the division would leave nothing but the largest logit.
 const MIN_TEMPERATURE: f64 = 1e-4;
@@ -107,6 +109,8 @@ pub struct Generation {
     pub n: usize,
     pub stops: Vec<String>,
     pub include_stop: bool,
+    /// K/V is shared only with requests that have the same salt, or none as well.
+    pub cache_salt: Option<Arc<str>>,
     /// `None`: each prompt has a random one.
     seed: Option<u64>,
 }
@@ -155,6 +159,7 @@ impl Generation {
             n: fields.integer("n", 1..=MAX_N)?.unwrap_or(1) as usize,
             stops: stops(fields)?,
             include_stop: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
+            cache_salt: cache_salt(fields)?,
             seed,
         })
     }
@@ -175,6 +180,17 @@ impl Generation {
         }
         sampling
     }
+}
+
+/// Read `cache_salt`.
+pub fn cache_salt(fields: &mut Fields) -> Result<Option<Arc<str>>, ApiError> {
+    let name = fields.name("cache_salt");
+    let Some(salt) = fields.string("cache_salt")? else { return Ok(None) };
+    if salt.is_empty() || salt.len() > MAX_SALT_BYTES {
+        let message = format!("`{name}` must have 1 to {MAX_SALT_BYTES} bytes, not {}.", salt.len());
+        return Err(ApiError::value(name, message));
+    }
+    Ok(Some(salt.into()))
 }
 
 fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
@@ -287,6 +303,9 @@ mod tests {
             ("logit_bias", json!({"x": 1})),
             ("logit_bias", json!({"1": 101})),
             ("seed", json!("x")),
+            ("cache_salt", json!("")),
+            ("cache_salt", json!(1)),
+            ("cache_salt", json!("x".repeat(257))),
             ("tools", json!([{}])),
             ("response_format", json!({"type": "json_object"})),
             ("best_of", json!(2)),
@@ -303,7 +322,7 @@ mod tests {
     #[test]
     fn null_is_absent_for_every_field() {
         let fields = "temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty seed n stop
-            stop_token_ids include_stop_str_in_output min_tokens max_tokens max_completion_tokens ignore_eos logit_bias
+            stop_token_ids include_stop_str_in_output min_tokens max_tokens max_completion_tokens ignore_eos logit_bias cache_salt
             tools response_format best_of echo suffix user tool_choice";
         let nulls: serde_json::Map<_, _> = fields.split_whitespace().map(|f| (f.to_owned(), Value::Null)).collect();
         assert_eq!(read(Value::Object(nulls)).unwrap(), read(json!({})).unwrap());

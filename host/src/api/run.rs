@@ -83,6 +83,7 @@ impl Run {
                     max_tokens: generation.max_tokens.unwrap_or(default),
                     sampling: generation.sampling_of(seed, choice),
                     return_signals: options.return_signals,
+                    cache_salt: generation.cache_salt.clone(),
                 };
                 let stream = state.engine.submit(request).map_err(|e| ApiError::refused(&e, options.prompt_field))?;
                 running.push(Choice::new(stream, Arc::clone(&route.text), ending.clone()));

@@ -45,8 +45,15 @@ const REFUSED: &[Refused] = &[
 ];
 
 /// Accepted and without effect: they name the caller, or concern only what is refused above.
-const WITHOUT_EFFECT: &[&str] =
-    &["user", "parallel_tool_calls", "store", "metadata", "service_tier", "spaces_between_special_tokens"];
+const WITHOUT_EFFECT: &[&str] = &[
+    "user",
+    "prompt_cache_key",
+    "parallel_tool_calls",
+    "store",
+    "metadata",
+    "service_tier",
+    "spaces_between_special_tokens",
+];
 
 /// Refuse what is not built. Every object that an endpoint reads sampling fields from goes through here.
 pub fn refuse_unbuilt(fields: &mut Fields) -> Result<(), ApiError> {

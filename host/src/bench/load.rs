@@ -63,6 +63,7 @@ impl Load {
             max_tokens: self.output_len,
             sampling: SamplingParams { seed, ignore_eos: true, ..SamplingParams::greedy() },
             return_signals: false,
+            cache_salt: None,
         }
     }
 
@@ -112,6 +113,7 @@ async fn follow(
                 written.fetch_add(committed.len() as u64, Ordering::Relaxed);
                 tokens.extend(committed.iter().map(|token| (now, token.model)));
             }
+            Some(Event::PromptCached { .. }) => {}
             Some(Event::Finished { handoffs, .. }) => return Ok(Answer { submitted, tokens, handoffs }),
             Some(Event::Failed(error)) => return Err(error.into()),
             None => return Err(LoadError::Stopped),

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::load::Answer;
 use super::timed::Step;
+use crate::subserver::Counters;
 
 /// Gaps between steps from this length on are taken for a closed gate.
 const LONGEST_GAP: Duration = Duration::from_millis(1);
@@ -66,6 +67,9 @@ pub struct ModelSummary {
     pub gap_us: Option<[f64; 2]>,
     /// How many of the `steps - 1` gaps were such.
     pub gaps: u64,
+    /// Tokens whose K/V requests came to need, and those of them whose K/V the prefix cache had.
+    pub prefix_queried: u64,
+    pub prefix_found: u64,
 }
 
 /// Steps with as many requests.
@@ -193,7 +197,20 @@ impl ModelSummary {
             busy: if elapsed.is_zero() { 0.0 } else { busy.as_secs_f64() / elapsed.as_secs_f64() },
             gap_us: (!gaps.is_empty()).then(|| [percentile(gaps, 0.5), percentile(gaps, 0.9)]),
             gaps: gaps.len() as u64,
+            prefix_queried: 0,
+            prefix_found: 0,
         }
+    }
+
+    /// Enter what the prefix cache did between two readings of the model's counters.
+    pub fn count_cached(&mut self, before: &Counters, after: &Counters) {
+        self.prefix_queried = after.prefix_queried - before.prefix_queried;
+        self.prefix_found = after.prefix_found - before.prefix_found;
+    }
+
+    /// Share of the tokens looked up that were found; `None` if none was looked up.
+    pub fn prefix_hit_rate(&self) -> Option<f64> {
+        (self.prefix_queried > 0).then(|| self.prefix_found as f64 / self.prefix_queried as f64)
     }
 }
 
@@ -246,6 +263,15 @@ mod tests {
         assert_eq!(a.step_ms.p50, 100.0);
         let by: Vec<(u32, u64, f64)> = a.step_ms_by_batch.iter().map(|s| (s.batch, s.steps, s.ms.p99)).collect();
         assert_eq!(by, [(1, 2, 100.0), (2, 2, 100.0)]);
+    }
+
+    #[test]
+    fn only_this_load_counts() {
+        let mut model = ModelSummary::new("a", (0, 0), &[], &[], Duration::ZERO);
+        assert_eq!(model.prefix_hit_rate(), None);
+        let counters = |prefix_queried, prefix_found| Counters { prefix_queried, prefix_found, ..Counters::default() };
+        model.count_cached(&counters(100, 90), &counters(300, 140));
+        assert_eq!((model.prefix_queried, model.prefix_hit_rate()), (200, Some(0.25)));
     }
 
     #[test]

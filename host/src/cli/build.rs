@@ -335,6 +335,7 @@ impl Prepared {
                 hold: model.hold,
                 max_rows: placed.max_rows as usize,
                 prefill_chunk: placed.prefill_chunk as usize,
+                prefix_cache: model.prefix_cache,
             },
         );
         let schedule = config.batching.schedule;

@@ -48,6 +48,7 @@ async fn generate(arguments: &Generate, prompt: &str, prepared: &Prepared, engin
         max_tokens: arguments.max_tokens,
         sampling: asking::sampling(&arguments.sampling, 0),
         return_signals: arguments.json,
+        cache_salt: None,
     };
     let stream = engine.submit(request).map_err(|e| Failure::input(format!("--prompt: {e}")))?;
     let choice = Choice::new(stream, text, asking::ending(route, engine));
@@ -163,6 +164,7 @@ fn answer_json(
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": entries.len(),
+            "prompt_tokens_details": {"cached_tokens": end.cached_tokens},
             "tokens_by_model": by_model,
             "handoffs": end.handoffs,
         },

@@ -108,6 +108,8 @@ pub struct ModelConfig {
     pub prefill_chunk: Option<u32>,
     /// Multiprocessors of its CUDA device that are its own. Models without share what is left.
     pub multiprocessors: Option<u32>,
+    /// Whether it keeps K/V for later requests that begin with the same tokens.
+    pub prefix_cache: bool,
     /// Lowers the model's own context.
     pub context: Option<u32>,
     /// Texts of tokens that are never sampled.

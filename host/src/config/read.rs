@@ -117,6 +117,7 @@ fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
         }
         field => field.map(|f| f.integer(1..=1024)).transpose()?.map(|count| count as u32),
     };
+    let prefix_cache = section.take("prefix_cache").map(|f| f.boolean()).transpose()?.unwrap_or(true);
     let context = section.take("context").map(|f| f.integer(1..=1 << 30)).transpose()?.map(|c| c as u32);
     let masked_tokens = match section.take("masked_tokens") {
         Some(field) => field.array("strings")?.iter().map(Field::text).collect::<Result<_, _>>()?,
@@ -136,6 +137,7 @@ fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
         max_rows,
         prefill_chunk,
         multiprocessors,
+        prefix_cache,
         context,
         masked_tokens,
         origin,

@@ -60,6 +60,7 @@ hold_ms = 2.5
 kv_memory = "1.5GiB"
 max_rows = 64
 prefill_chunk = 16
+prefix_cache = false
 context = 512
 [models."x/y-1.5:z"]
 path = "x"
@@ -102,6 +103,7 @@ requests = true
     let large = &config.models[1];
     assert_eq!((large.pool, large.context), (Some(Pool::Bytes(3 << 29)), Some(512)));
     assert_eq!((large.max_rows, large.prefill_chunk), (Some(64), Some(16)));
+    assert_eq!((config.models[0].prefix_cache, large.prefix_cache), (true, false));
     assert_eq!((large.max_wait, &large.min_batch), (Duration::from_millis(7), &vec![1, 2, 2]));
     assert_eq!(config.models[2].pool, Some(Pool::Tokens(4096)));
     let route = &config.routes[0];
@@ -113,7 +115,7 @@ requests = true
     assert_eq!(route.models, [(1, "large".to_string()), (0, "small".to_string())]);
     assert_eq!((route.entry, route.on_error, route.settings.to_string()), (0, OnError::StayLocal, "{}".into()));
     let record = config.record.unwrap();
-    assert_eq!((record.directory.to_str(), record.origin), (Some("recordings/a"), Origin::Line(42)));
+    assert_eq!((record.directory.to_str(), record.origin), (Some("recordings/a"), Origin::Line(43)));
     assert_eq!((record.max_bytes, record.shard_rows, record.top_k), (2 << 20, 1024, 100));
     assert_eq!((record.hidden, record.requests, record.sample), (true, true, 0.25));
     assert_eq!(record.routes, Some(vec!["q".into(), "large".into()]));

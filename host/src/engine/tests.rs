@@ -76,6 +76,7 @@ fn engine(fault: Fault) -> (Engine, Arc<AtomicBool>) {
         hold: Duration::ZERO,
         max_rows: 64,
         prefill_chunk: 64,
+        prefix_cache: true,
     });
     (Engine::start(models.collect(), Vec::new()).unwrap(), armed)
 }
@@ -83,13 +84,13 @@ fn engine(fault: Fault) -> (Engine, Arc<AtomicBool>) {
 fn request(engine: &Engine, model: &str, max_tokens: u32) -> NewRequest {
     let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::greedy() };
     let route = engine.find_route(model).unwrap();
-    NewRequest { route, prompt: vec![1, 2, 3], max_tokens, sampling, return_signals: false }
+    NewRequest { route, prompt: vec![1, 2, 3], max_tokens, sampling, return_signals: false, cache_salt: None }
 }
 
 fn last(stream: &mut RequestStream) -> Event {
     loop {
         match stream.events.blocking_recv().expect("a stream ends with its last event") {
-            Event::Committed { .. } => {}
+            Event::PromptCached { .. } | Event::Committed { .. } => {}
             last => return last,
         }
     }
@@ -207,6 +208,7 @@ fn runners_come_back_for_another_engine() {
         hold: Duration::ZERO,
         max_rows: 64,
         prefill_chunk: 64,
+        prefix_cache: true,
     });
     let again = Engine::start(models.collect(), Vec::new()).unwrap();
     assert_eq!(greedy(&again), before);

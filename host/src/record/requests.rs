@@ -56,6 +56,7 @@ impl OpenRequests {
 
     pub fn event(&mut self, id: RequestId, event: &Event, now_us: u64) -> Entered {
         match event {
+            Event::PromptCached { .. } => Entered::Nothing,
             Event::Committed { start, tokens } => {
                 let Some(open) = self.open.get_mut(&id) else { return Entered::Nothing };
                 let bare = |c: &Committed| Committed {
@@ -112,7 +113,14 @@ mod tests {
 
     fn new() -> NewRequest {
         let sampling = SamplingParams { seed: 5, stop_token_ids: vec![8], ..SamplingParams::greedy() };
-        NewRequest { route: RouteId(2), prompt: vec![1, 2], max_tokens: 9, sampling, return_signals: false }
+        NewRequest {
+            route: RouteId(2),
+            prompt: vec![1, 2],
+            max_tokens: 9,
+            sampling,
+            return_signals: false,
+            cache_salt: None,
+        }
     }
 
     fn committed(start: u32, tokens: &[(u32, u32)]) -> Event {

@@ -3,6 +3,8 @@
 mod ledger;
 mod sampling;
 
+use std::sync::Arc;
+
 pub use ledger::{Ledger, LedgerError};
 pub use sampling::{MAX_TOP_LOGPROBS, SamplingParams};
 
@@ -49,6 +51,8 @@ pub struct NewRequest {
     pub sampling: SamplingParams,
     /// Attach the policy's signals to each committed token.
     pub return_signals: bool,
+    /// K/V is shared only with requests that have the same salt, or none as well.
+    pub cache_salt: Option<Arc<str>>,
 }
 
 /// A request as the sub-servers know it; shared, never changed.
@@ -122,6 +126,9 @@ pub enum RequestError {
 /// What a sub-server tells the client loop about one request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
+    /// The first model that computes the prompt had the K/V of its first `tokens` tokens already. Comes
+    /// once and before any token, and not at all for 0.
+    PromptCached { tokens: u32 },
     /// Tokens were committed; the first is generated token number `start`.
     Committed { start: u32, tokens: Vec<Committed> },
     /// The last event of a request that ended well, with the number of hand-offs it made.

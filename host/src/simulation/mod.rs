@@ -462,7 +462,7 @@ impl<A: Audience> World<A> {
     }
 
     fn hear(&mut self, id: RequestId, event: Event) {
-        let last = !matches!(event, Event::Committed { .. });
+        let last = !matches!(event, Event::PromptCached { .. } | Event::Committed { .. });
         self.audience.hear(self.now, id, event);
         if last && self.live.remove(&id).is_some() {
             self.live_changed();

@@ -3,15 +3,17 @@
 
 use std::sync::Arc;
 
+use tokenrouter_plugin_api::net::Op;
 use tokenrouter_plugin_api::{
     Acceptance, Decision, Handoff, MAX_PAYLOAD_BYTES, ModelIndex, NO_MODEL, NO_TOKEN, PeerView, RequestView,
     Requirements, RouteBatch, Slot,
 };
 
 use super::own_signals::OwnSignals;
+use super::prefix::Root;
 use crate::engine::OnError;
 use crate::policy::{PolicyFailure, PolicyInstance};
-use crate::request::{ModelId, SignalName, TokenId};
+use crate::request::{ModelId, RequestSpec, SignalName, TokenId};
 use crate::runner::net::NetId;
 use crate::runner::{Columns, SignalRequest};
 
@@ -125,6 +127,13 @@ impl Attachment {
 
     pub fn nets(&self) -> &[NetId] {
         &self.nets
+    }
+
+    /// With whom a request of this route may share pages.
+    pub fn root(&self, spec: &RequestSpec) -> Root {
+        let hidden = |op: &Op| matches!(op, Op::Hidden { back: 1.. } | Op::TopLogits { back: 1.., .. });
+        let hidden = self.requirements.nets.iter().flat_map(|net| &net.nodes).any(|node| hidden(&node.op));
+        Root { salt: spec.new.cache_salt.clone(), hidden }
     }
 
     /// Signals of `row` by name: the scalars that were computed, and what this route alone asks for.

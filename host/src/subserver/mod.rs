@@ -14,6 +14,7 @@ mod own_signals;
 pub mod pacer;
 mod pages;
 mod plan;
+mod prefix;
 mod replica;
 pub mod resolve;
 mod step;
@@ -21,7 +22,7 @@ mod tombstones;
 mod turns;
 pub mod worker;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use tokenrouter_plugin_api::{Acceptance, ModelIndex, PeerView};
@@ -61,6 +62,12 @@ pub struct Counters {
     pub handoffs: u64,
     pub retractions: u64,
     pub preemptions: u64,
+    /// Tokens whose K/V requests came to need and that were looked up in the prefix cache, once each time
+    /// they came to need it; and those of them whose K/V was there.
+    pub prefix_queried: u64,
+    pub prefix_found: u64,
+    /// Cached pages given up because others were needed.
+    pub prefix_evicted: u64,
     pub stale_messages: u64,
     pub resent: u64,
     pub invalid_decisions: u64,
@@ -91,6 +98,8 @@ pub struct SubServer {
     /// Requests that this model owns. Ids grow, so the first is the oldest.
     owned: BTreeSet<RequestId>,
     pool: PagePool,
+    /// Whether sequences that begin with the same tokens share pages.
+    prefix_cache: bool,
     limits: Limits,
     tombstones: Tombstones,
     effects: Vec<Effect>,
@@ -112,6 +121,7 @@ impl SubServer {
             replicas: HashMap::new(),
             owned: BTreeSet::new(),
             pool,
+            prefix_cache: true,
             limits,
             tombstones: Tombstones::new(TOMBSTONES),
             effects: Vec::new(),
@@ -120,6 +130,11 @@ impl SubServer {
             observer: None,
             down: None,
         }
+    }
+
+    /// Whether it keeps K/V for later requests that begin with the same tokens. It does if nothing is said.
+    pub fn with_prefix_cache(self, prefix_cache: bool) -> Self {
+        Self { prefix_cache, ..self }
     }
 
     /// Tell `observer` of every evaluation.
@@ -149,7 +164,7 @@ impl SubServer {
     }
 
     pub fn counters(&self) -> Counters {
-        self.counters
+        Counters { prefix_evicted: self.pool.evictions(), ..self.counters }
     }
 
     pub fn pool(&self) -> &PagePool {
@@ -161,9 +176,10 @@ impl SubServer {
         self.routes.iter().flatten().map(Attachment::open_slots).sum()
     }
 
-    /// Invariant 3: every page in use belongs to a live replica.
+    /// Invariant 3: every page in use belongs to a live replica, a shared one to several.
     pub fn pages_held(&self) -> usize {
-        self.replicas.values().map(|r| r.pages.ids().len()).sum()
+        let pages = self.replicas.values().flat_map(|r| r.pages.ids());
+        pages.collect::<HashSet<_>>().len()
     }
 
     /// What happened since the last call, in order.
@@ -230,8 +246,9 @@ impl SubServer {
             self.counters.stale_messages += 1;
             return;
         }
-        let pages = self.pool.pages();
+        let (pool, prefix_cache) = (self.pool.clone(), self.prefix_cache);
         let Some(attachment) = self.attachment(&spec) else { return };
+        let pages = pool.pages(prefix_cache.then(|| attachment.root(&spec)));
         let (slot, models, own) = (attachment.open(), attachment.models.len(), attachment.own);
         let mut replica = Replica::new(spec.clone(), slot, spec.new.prompt.clone(), pages, models);
         let entry = attachment.entry(&replica.view());
@@ -271,9 +288,9 @@ impl SubServer {
             self.effects.push(Effect::Send(lost));
             return;
         };
-        let pages = self.pool.pages();
         let Some(attachment) = self.routes.get_mut(spec.new.route.index()).and_then(Option::as_mut) else { return };
         let replica = self.replicas.entry(id).or_insert_with(|| {
+            let pages = self.pool.pages(self.prefix_cache.then(|| attachment.root(&spec)));
             Replica::new(spec.clone(), attachment.open(), Vec::new(), pages, attachment.models.len())
         });
         let from = attachment.models.iter().position(|&m| m == message.from).map(|i| i as ModelIndex);
@@ -326,7 +343,8 @@ impl SubServer {
     fn bury(&mut self, id: RequestId) {
         self.tombstones.bury(id);
         self.owned.remove(&id);
-        if let Some(replica) = self.replicas.remove(&id) {
+        if let Some(mut replica) = self.replicas.remove(&id) {
+            replica.publish();
             self.close(&replica);
         }
     }

@@ -15,14 +15,18 @@ pub struct Ready {
     pub verify: usize,
     /// Pages held.
     pub pages: usize,
+    /// Pages that come free when it gives up its own, after all [`Pending`] and all younger ones have.
+    pub freed: usize,
+    /// None of its rows has been computed since it had no pages: what it holds comes from the cache.
+    pub entering: bool,
 }
 
 /// A replica whose request lives elsewhere just now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pending {
     pub id: RequestId,
-    /// Pages held; more than 0.
-    pub pages: usize,
+    /// Pages that come free when it gives up its own, after all before it have.
+    pub freed: usize,
 }
 
 /// Bounds of one forward.
@@ -95,20 +99,20 @@ pub fn plan(ready: &[Ready], pending: &[Pending], mut free: usize, limits: Limit
             continue;
         }
         // A younger request that cannot get all its pages would lose them again to an older one.
-        let spare = || free + pending.as_slice().iter().map(|p| p.pages).sum::<usize>();
-        if i > 0 && request.pages == 0 && pages_for(request.len) > spare() {
+        let spare = || free + pending.as_slice().iter().map(|p| p.freed).sum::<usize>();
+        if i > 0 && request.entering && pages_for(request.len) > request.pages + spare() {
             starved = true;
             continue;
         }
         while free < more {
             if let Some(replica) = pending.next() {
                 plan.retract.push(replica.id);
-                free += replica.pages;
+                free += replica.freed;
             } else if young > i + 1 {
                 young -= 1;
                 if ready[young].pages > 0 {
                     plan.preempt.push(ready[young].id);
-                    free += ready[young].pages;
+                    free += ready[young].freed;
                 }
             } else {
                 break;
@@ -135,7 +139,7 @@ mod tests {
     const LIMITS: Limits = Limits { max_rows: 64, prefill_chunk: 16 };
 
     fn ready(id: RequestId, len: usize, kv_len: usize, pages: usize) -> Ready {
-        Ready { id, len, kv_len, verify: 0, pages }
+        Ready { id, len, kv_len, verify: 0, pages, freed: pages, entering: pages == 0 }
     }
 
     #[test]
@@ -152,7 +156,7 @@ mod tests {
 
     #[test]
     fn verification_rows_stay_together() {
-        let request = Ready { id: 1, len: 20, kv_len: 0, verify: 3, pages: 0 };
+        let request = Ready { verify: 3, ..ready(1, 20, 0, 0) };
         let first = plan(&[request], &[], 10, LIMITS).run;
         assert_eq!(first, [Run { id: 1, start: 0, end: 16, sampled: 0 }]);
         let second = plan(&[Ready { kv_len: 16, ..request }], &[], 10, LIMITS).run;
@@ -164,7 +168,7 @@ mod tests {
     #[test]
     fn pending_replicas_go_first_then_the_youngest() {
         let requests = [ready(1, 33, 32, 2), ready(5, 20, 19, 2), ready(9, 20, 19, 2)];
-        let one = plan(&requests, &[Pending { id: 3, pages: 2 }], 0, LIMITS);
+        let one = plan(&requests, &[Pending { id: 3, freed: 2 }], 0, LIMITS);
         assert_eq!((one.retract, one.preempt, one.run.len()), (vec![3], vec![], 3));
         let two = plan(&requests, &[], 0, LIMITS);
         assert_eq!((two.retract, two.preempt), (vec![], vec![9]));
@@ -184,13 +188,24 @@ mod tests {
         let requests = [ready(1, 16, 15, 1), ready(5, 64, 0, 0)];
         let ids = |free| plan(&requests, &[], free, LIMITS).run.iter().map(|r| r.id).collect::<Vec<_>>();
         assert_eq!((ids(3), ids(4)), (vec![1], vec![1, 5]));
-        let retracting = plan(&requests, &[Pending { id: 7, pages: 2 }], 0, LIMITS);
+        let retracting = plan(&requests, &[Pending { id: 7, freed: 2 }], 0, LIMITS);
         assert_eq!(retracting.run.len(), 1);
     }
 
     #[test]
+    fn cached_pages_need_no_room_and_shared_ones_give_none() {
+        let cached = Ready { entering: true, ..ready(5, 64, 48, 3) };
+        let ids = |free| plan(&[ready(1, 16, 15, 1), cached], &[], free, LIMITS).run.len();
+        assert_eq!((ids(0), ids(1)), (1, 2));
+        // All pages of 7 and one of 6 are those of others.
+        let young = [Ready { freed: 1, ..ready(6, 20, 19, 2) }, Ready { freed: 0, ..ready(7, 20, 19, 2) }];
+        let plan = plan(&[ready(1, 17, 16, 1), young[0], young[1]], &[], 0, LIMITS);
+        assert_eq!((plan.preempt, plan.run.len()), (vec![7, 6], 1));
+    }
+
+    #[test]
     fn chunks_do_not_bound_verification() {
-        let request = Ready { id: 1, len: 20, kv_len: 0, verify: 8, pages: 0 };
+        let request = Ready { verify: 8, ..ready(1, 20, 0, 0) };
         let limits = Limits { max_rows: 40, prefill_chunk: 4 };
         let two = [Ready { kv_len: 11, pages: 1, ..request }, Ready { id: 2, kv_len: 11, pages: 1, ..request }];
         assert_eq!(plan(&two, &[], 10, limits).run.iter().map(|r| r.sampled).collect::<Vec<_>>(), [9, 9]);

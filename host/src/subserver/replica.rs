@@ -6,9 +6,20 @@ use tokenrouter_plugin_api::{ModelIndex, RequestView, Slot};
 
 use super::message::{PeerReq, Status};
 use super::pages::{Pages, pages_for};
-use super::plan::{Pending, Ready};
+use super::plan::Ready;
 use super::resolve::Ends;
 use crate::request::{Committed, ModelId, RequestSpec, TokenId};
+use crate::runner::PAGE_TOKENS;
+
+/// What became of the K/V of a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Computed {
+    /// No forward was computed here yet.
+    Never,
+    /// It was given up.
+    Lost,
+    Held,
+}
 
 /// The last hand-off that left this replica, kept so that it can be sent again.
 #[derive(Debug)]
@@ -35,9 +46,13 @@ pub struct Replica {
     pub provisional: Vec<Committed>,
     /// The provisional tokens came from a peer and are to be verified.
     pub verify: bool,
-    /// Tokens with K/V in `pages`; never more than `tokens`.
+    /// Tokens with K/V in `pages`; never more than `tokens`. All tokens of shared pages have theirs.
     pub kv_len: usize,
+    /// Shared are pages below the last committed token at most: rows from there on may be computed again.
     pub pages: Pages,
+    pub computed: Computed,
+    /// Tokens that the counters have as looked up in the cache.
+    looked_up: usize,
     /// This model owns the request: it is Waiting or Running here, else Pending.
     pub owned: bool,
     /// Of the last message that changed the owner.
@@ -64,6 +79,8 @@ impl Replica {
             verify: false,
             kv_len: 0,
             pages,
+            computed: Computed::Never,
+            looked_up: 0,
             owned: false,
             seq: 0,
             handoffs: 0,
@@ -106,6 +123,10 @@ impl Replica {
         self.provisional = provisional;
         self.verify = false;
         self.kv_len = self.kv_len.min(at);
+        if self.kv_len < self.pages.shared() * PAGE_TOKENS {
+            // The next row must not be written to a shared page, so that one goes as a whole.
+            self.kv_len -= self.kv_len % PAGE_TOKENS;
+        }
         self.pages.shrink_to(pages_for(self.kv_len));
     }
 
@@ -113,20 +134,53 @@ impl Replica {
     pub fn retract(&mut self) {
         self.kv_len = 0;
         self.pages.shrink_to(0);
+        self.looked_up = 0;
+        if self.computed == Computed::Held {
+            self.computed = Computed::Lost;
+        }
     }
 
-    pub fn ready(&self) -> Ready {
+    /// Tokens that pages may be shared for. The last committed one is left out: its row is computed again
+    /// when nothing else is, and policies need its signals.
+    fn sharable(&self) -> usize {
+        self.committed.saturating_sub(1)
+    }
+
+    /// Whether a page could come from the cache.
+    pub fn lacks_a_page(&self) -> bool {
+        self.sharable() / PAGE_TOKENS > self.kv_len / PAGE_TOKENS && self.pages.can_share()
+    }
+
+    /// Take the K/V of trusted tokens from the cache as far as it is there. Returns how many tokens have
+    /// come to be looked up, and how many of them were found.
+    pub fn adopt(&mut self) -> (usize, usize) {
+        let known = self.kv_len.max(self.looked_up);
+        let had = self.kv_len;
+        self.pages.share(&self.tokens[..self.sharable()], self.kv_len);
+        self.kv_len = self.kv_len.max(self.pages.shared() * PAGE_TOKENS);
+        self.looked_up = self.committed;
+        (self.committed.saturating_sub(known), self.kv_len - had)
+    }
+
+    /// Let others share the full pages of trusted tokens.
+    pub fn publish(&mut self) {
+        let full = self.sharable().min(self.kv_len);
+        if full / PAGE_TOKENS > self.pages.shared() {
+            self.pages.share(&self.tokens[..full], self.kv_len);
+        }
+    }
+
+    /// `freed`: pages that come free when it gives up its own.
+    pub fn ready(&self, freed: usize) -> Ready {
         Ready {
             id: self.spec.id,
             len: self.tokens.len(),
             kv_len: self.kv_len,
             verify: if self.verify { self.provisional.len() } else { 0 },
             pages: self.pages.ids().len(),
+            freed,
+            entering: self.computed != Computed::Held,
         }
-    }
-
-    pub fn pending(&self) -> Pending {
-        Pending { id: self.spec.id, pages: self.pages.ids().len() }
     }
 
     /// The hand-off `sent` for a destination that holds the first `base` tokens.
@@ -157,5 +211,62 @@ impl Replica {
         let mut view = RequestView::new(self.spec.id, slot, new.sampling.seed, prompt, new.max_tokens, &self.tokens);
         view.provisional = self.provisional.len() as u32;
         view
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{NewRequest, RouteId, SamplingParams};
+    use crate::subserver::pages::PagePool;
+    use crate::subserver::prefix::Root;
+
+    /// With the K/V of `kv_len` of its tokens, as far as others may share it.
+    fn replica(pool: &PagePool, prompt: Vec<TokenId>, kv_len: usize) -> Replica {
+        let sampling = SamplingParams::greedy();
+        let (route, tokens) = (RouteId(0), prompt.clone());
+        let new = NewRequest { route, prompt, max_tokens: 99, sampling, return_signals: false, cache_salt: None };
+        let spec = Arc::new(RequestSpec { id: 1, new });
+        let mut replica = Replica::new(spec, None, tokens, pool.pages(Some(Root::default())), 1);
+        assert!(replica.pages.grow_to(pages_for(kv_len)));
+        replica.kv_len = kv_len;
+        replica.publish();
+        replica
+    }
+
+    #[test]
+    fn the_last_committed_token_is_on_a_page_of_its_own() {
+        let pool = PagePool::new(8);
+        for (tokens, shared) in [(15, 0), (16, 0), (17, 1), (32, 1), (33, 2)] {
+            assert_eq!(replica(&pool, (0..tokens).collect(), tokens as usize).pages.shared(), shared, "{tokens}");
+        }
+        // Provisional tokens do not count.
+        let mut drafting = replica(&pool, (100..116).collect(), 16);
+        let draft = |token| Committed {
+            token,
+            model: ModelId(0),
+            eos: false,
+            logprob: 0.0,
+            top_logprobs: Vec::new(),
+            signals: None,
+        };
+        drafting.rewrite(16, &[], vec![draft(1), draft(2)]);
+        assert!(drafting.pages.grow_to(2));
+        drafting.kv_len = 18;
+        drafting.publish();
+        assert_eq!(drafting.pages.shared(), 0);
+        drafting.rewrite(16, &[1], vec![draft(2)]);
+        drafting.publish();
+        assert_eq!(drafting.pages.shared(), 1);
+    }
+
+    #[test]
+    fn where_the_tokens_change_a_shared_page_goes_as_a_whole() {
+        let pool = PagePool::new(8);
+        let mut replica = replica(&pool, (0..40).collect(), 39);
+        let first = replica.pages.ids()[0];
+        replica.rewrite(20, &[7, 8], Vec::new());
+        assert_eq!((replica.kv_len, replica.pages.ids(), replica.pages.shared()), (16, &[first][..], 1));
+        assert_eq!(pool.cached(), 1);
     }
 }

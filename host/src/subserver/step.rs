@@ -10,15 +10,16 @@ use super::attachment::{Attachment, RouteRow};
 use super::observe::Evaluation;
 use super::pages::pages_for;
 use super::plan::{Pending, Plan, Ready, Run, plan};
-use super::replica::Replica;
+use super::replica::{Computed, Replica};
 use super::resolve::{Leave, Next, Outcome, Situation, leave};
 use super::{Effect, MAX_IDLE_HANDOFFS, SubServer, Terms};
-use crate::request::{Committed, RequestError, RequestId};
-use crate::runner::{RowBatch, RowOutputs, Rows, RunnerError, SignalRequest};
+use crate::request::{Committed, Event, RequestError, RequestId};
+use crate::runner::{PAGE_TOKENS, RowBatch, RowOutputs, Rows, RunnerError, SignalRequest};
 
 impl SubServer {
     /// Run one forward. Returns the rows computed; 0 when there was nothing to do.
     pub fn step(&mut self) -> usize {
+        self.adopt();
         let plan = self.plan();
         for id in plan.retract.iter().chain(&plan.preempt) {
             if let Some(replica) = self.replicas.get_mut(id) {
@@ -54,15 +55,49 @@ impl SubServer {
         rows
     }
 
-    fn plan(&self) -> Plan {
-        let ready: Vec<Ready> = self.owned.iter().filter_map(|id| self.replicas.get(id)).map(Replica::ready).collect();
-        let free = self.pool.available();
-        let wanted: usize = ready.iter().map(|r| pages_for(r.len).saturating_sub(r.pages)).sum();
-        let mut pending: Vec<Pending> = Vec::new();
-        if wanted > free {
-            pending.extend(self.replicas.values().filter(|r| !r.owned).map(Replica::pending).filter(|p| p.pages > 0));
-            pending.sort_unstable_by_key(|p| std::cmp::Reverse(p.id));
+    /// Take from the cache what owned requests lack, the oldest first, as far as they then fit.
+    fn adopt(&mut self) {
+        let Self { replicas, owned, pool, counters, .. } = self;
+        // Pages that older requests still need, and those that pending replicas could give.
+        let (mut promised, mut pending) = (0, None);
+        for (place, id) in owned.iter().enumerate() {
+            let lacking = |r: &Replica| pages_for(r.tokens.len()).saturating_sub(r.pages.ids().len());
+            if replicas.get(id).is_some_and(Replica::lacks_a_page) {
+                let held = |r: &Replica| if r.owned { 0 } else { r.pages.ids().len() };
+                let pending = *pending.get_or_insert_with(|| replicas.values().map(held).sum::<usize>());
+                let Some(replica) = replicas.get_mut(id) else { continue };
+                let enters = replica.pages.ids().is_empty();
+                let (queried, found) = replica.adopt();
+                // One that waits for room must not keep pages from others meanwhile, nor may younger ones.
+                if enters && place > 0 && promised + lacking(replica) > pool.available() + pending {
+                    replica.retract();
+                    break;
+                }
+                counters.prefix_queried += queried as u64;
+                counters.prefix_found += found as u64;
+            }
+            promised += replicas.get(id).map_or(0, lacking);
         }
+    }
+
+    fn plan(&self) -> Plan {
+        let owned: Vec<&Replica> = self.owned.iter().filter_map(|id| self.replicas.get(id)).collect();
+        let free = self.pool.available();
+        let wanted: usize = owned.iter().map(|r| pages_for(r.tokens.len()).saturating_sub(r.pages.ids().len())).sum();
+        if wanted <= free {
+            let ready: Vec<Ready> = owned.iter().map(|r| r.ready(0)).collect();
+            return plan(&ready, &[], free, self.limits);
+        }
+        let mut others: Vec<&Replica> =
+            self.replicas.values().filter(|r| !r.owned && !r.pages.ids().is_empty()).collect();
+        others.sort_unstable_by_key(|r| std::cmp::Reverse(r.spec.id));
+        // In the order in which they would give up their pages.
+        let order = others.iter().chain(owned.iter().rev());
+        let mut freed = self.pool.freed(order.map(|r| &r.pages)).into_iter();
+        let pending: Vec<Pending> =
+            others.iter().zip(&mut freed).map(|(r, freed)| Pending { id: r.spec.id, freed }).collect();
+        let mut ready: Vec<Ready> = owned.iter().rev().zip(freed).map(|(r, freed)| r.ready(freed)).collect();
+        ready.reverse();
         plan(&ready, &pending, free, self.limits)
     }
 
@@ -97,6 +132,7 @@ impl SubServer {
         let mut sequences = Vec::with_capacity(runs.len());
         for run in runs {
             let Some(replica) = self.replicas.get(&run.id) else { continue };
+            debug_assert!(run.start >= replica.pages.shared() * PAGE_TOKENS, "a row would be written to a shared page");
             let attachment = self.routes.get(replica.spec.new.route.index()).and_then(Option::as_ref);
             sequences.push(Rows {
                 context: &replica.tokens,
@@ -132,6 +168,11 @@ impl SubServer {
             samples += run.sampled;
             if let Some(replica) = self.replicas.get_mut(&run.id) {
                 replica.kv_len = run.end;
+                // Only the model that computes the prompt first answers for it.
+                if replica.computed == Computed::Never && replica.handoffs == 0 && run.start > 0 {
+                    self.effects.push(Effect::Event(run.id, Event::PromptCached { tokens: run.start as u32 }));
+                }
+                replica.computed = Computed::Held;
             }
         }
         let mut alive: Vec<(usize, &Run)> = Vec::with_capacity(runs.len());
@@ -139,6 +180,11 @@ impl SubServer {
             let bad = (0..run.sampled).find(|&i| !outputs.samples[first + i].finite);
             if let Some(i) = bad {
                 let model = self.runner.info().name.clone();
+                // Whatever spoilt the row may have spoilt pages that it read; none of them is found again.
+                self.pool.forget_cached();
+                if let Some(replica) = self.replicas.get_mut(&run.id) {
+                    replica.retract();
+                }
                 self.fail(run.id, RequestError::NotFinite { model, position: run.end - run.sampled + i + 1 });
             } else if run.sampled > 0 {
                 alive.push((first, run));
@@ -150,6 +196,11 @@ impl SubServer {
         for (first, run) in alive {
             let decisions = &mut decisions[first..first + run.sampled];
             self.settle_one(run, first, decisions, outputs, signals);
+        }
+        for run in runs {
+            if let Some(replica) = self.replicas.get_mut(&run.id) {
+                replica.publish();
+            }
         }
     }
 

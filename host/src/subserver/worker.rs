@@ -26,6 +26,8 @@ pub struct Snapshot {
     pub ready: usize,
     pub replicas: usize,
     pub pages_in_use: usize,
+    /// Pages that no request holds, kept for one that begins with their tokens.
+    pub pages_cached: usize,
     pub pages_total: usize,
     pub policy_slots: usize,
     pub counters: Counters,
@@ -50,6 +52,7 @@ impl Board {
             ready: server.ready(),
             replicas: server.replicas(),
             pages_in_use: server.pool().in_use(),
+            pages_cached: server.pool().cached(),
             pages_total: server.pool().total(),
             policy_slots: server.open_slots(),
             counters: server.counters(),

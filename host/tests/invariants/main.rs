@@ -8,7 +8,9 @@
 #![allow(clippy::expect_used)]
 
 mod mortal;
+mod prefix;
 mod script;
+mod shadow;
 mod waits;
 
 use std::sync::Arc;
@@ -16,7 +18,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use mortal::Mortal;
+use prefix::{Cache, Watch};
 use script::{Rng, Script, oracle};
+use shadow::Shadow;
 use tokenrouter::engine::OnError;
 use tokenrouter::policy::{Linked, PolicyFactory};
 use tokenrouter::request::{
@@ -101,7 +105,37 @@ enum Fault {
 
 /// One random world. `Err` says which invariant broke.
 fn schedule(seed: u64, resolve: Resolve) -> Result<Counts, String> {
-    world(seed, resolve, Fault::None)
+    world(seed, resolve, Fault::None, Cache::Drawn, None)
+}
+
+/// Prompts begin alike now and then, and some go on where an earlier answer ended.
+fn random_specs(rng: &mut Rng, routes: &[Route]) -> Vec<Arc<RequestSpec>> {
+    fn text(rng: &mut Rng, most: u64) -> Vec<u32> {
+        (0..rng.below(most)).map(|_| 1 + rng.below(u64::from(VOCAB) - 1) as u32).collect()
+    }
+    let documents = [(); 2].map(|()| text(rng, 64));
+    let mut specs: Vec<Arc<RequestSpec>> = Vec::new();
+    for id in 1..=1 + rng.below(6) {
+        let mut prompt = match rng.below(4) {
+            0 => documents[rng.below(2) as usize].clone(),
+            1 if !specs.is_empty() => {
+                let earlier = &specs[rng.below(specs.len() as u64) as usize].new;
+                let Route { models, entry, key, .. } = &routes[earlier.route.index()];
+                let answer = oracle(earlier, models, *entry, *key, VOCAB).0;
+                earlier.prompt.iter().copied().chain(answer.into_iter().map(|(token, _)| token)).take(80).collect()
+            }
+            _ => Vec::new(),
+        };
+        prompt.extend(text(rng, if prompt.is_empty() { 40 } else { 8 }));
+        prompt.push(1);
+        let sampling = SamplingParams { seed: rng.next(), ignore_eos: rng.chance(0.3), ..SamplingParams::greedy() };
+        let route = RouteId(rng.below(routes.len() as u64) as u32);
+        let max_tokens = 1 + rng.below(24) as u32;
+        let cache_salt = rng.chance(0.2).then(|| "pepper".into());
+        let new = NewRequest { route, prompt, max_tokens, sampling, return_signals: false, cache_salt };
+        specs.push(Arc::new(RequestSpec { id, new }));
+    }
+    specs
 }
 
 fn name(model: ModelId) -> String {
@@ -113,20 +147,11 @@ fn eos(model: ModelId) -> u32 {
     model.0 % 3
 }
 
-fn world(seed: u64, resolve: Resolve, fault: Fault) -> Result<Counts, String> {
+fn world(seed: u64, resolve: Resolve, fault: Fault, cache: Cache, watch: Option<Arc<Watch>>) -> Result<Counts, String> {
     let mut rng = Rng(seed);
     let models = 3 + rng.below(2) as usize;
     let routes = random_routes(&mut rng, models, fault == Fault::Policies);
-    let requests = 1 + rng.below(6);
-    let specs: Vec<Arc<RequestSpec>> = (1..=requests)
-        .map(|id| {
-            let prompt = (0..1 + rng.below(40)).map(|_| 1 + rng.below(u64::from(VOCAB) - 1) as u32).collect();
-            let sampling = SamplingParams { seed: rng.next(), ignore_eos: rng.chance(0.3), ..SamplingParams::greedy() };
-            let route = RouteId(rng.below(routes.len() as u64) as u32);
-            let max_tokens = 1 + rng.below(24) as u32;
-            Arc::new(RequestSpec { id, new: NewRequest { route, prompt, max_tokens, sampling, return_signals: false } })
-        })
-        .collect();
+    let specs = random_specs(&mut rng, &routes);
     // Admission: each request fits an empty pool. Often that is all that fits.
     let largest = specs.iter().map(|s| pages_for(s.new.prompt.len() + s.new.max_tokens as usize)).max().unwrap_or(1);
     let victim = (fault == Fault::Runner).then(|| ModelId(rng.below(models as u64) as u32));
@@ -137,12 +162,14 @@ fn world(seed: u64, resolve: Resolve, fault: Fault) -> Result<Counts, String> {
     let simulated = (0..models as u32).map(ModelId).map(|id| {
         let pages = largest + rng.below(1 + 2 * largest as u64) as usize;
         let limits = Limits { max_rows: 1 + rng.below(40) as usize, prefill_chunk: 1 + rng.below(24) as usize };
-        let inner = SimulatedRunner::new(&name(id), id.0, VOCAB, pages as u32).ending_with(vec![eos(id)]);
+        let pages = cache.pages(pages, largest) as u32;
+        let inner = Shadow::new(SimulatedRunner::new(&name(id), id.0, VOCAB, pages).ending_with(vec![eos(id)]));
         let life = if victim == Some(id) { life } else { u64::MAX };
         let runner = Mortal { inner, life, beyond: beyond.clone() };
         let attachments = routes.iter().map(|route| attachment(route, id)).collect();
+        let server = SubServer::new(id, Box::new(runner), attachments, limits).with_resolve(resolve);
         SimulatedModel {
-            server: SubServer::new(id, Box::new(runner), attachments, limits).with_resolve(resolve),
+            server: server.with_prefix_cache(cache != Cache::Off).observed(watch.clone().map(|watch| watch as _)),
             latency: Latency::constant(micros(1 + rng.below(300))),
             waiting: Waiting {
                 min_batch: random_ladder(&mut rng),
@@ -215,6 +242,11 @@ fn world(seed: u64, resolve: Resolve, fault: Fault) -> Result<Counts, String> {
         counts.preemptions += c.preemptions;
         counts.stale += c.stale_messages;
         counts.resent += c.resent;
+        counts.found += c.prefix_found;
+        counts.evicted += c.prefix_evicted;
+        if c.prefix_found > c.prefix_queried {
+            return Err(format!("{} tokens found of {}", c.prefix_found, c.prefix_queried));
+        }
     }
     for spec in &specs {
         let client = &world.audience.0[&spec.id];
@@ -281,6 +313,9 @@ struct Counts {
     preemptions: u64,
     stale: u64,
     resent: u64,
+    /// Tokens found in prefix caches, and pages evicted from them.
+    found: u64,
+    evicted: u64,
     failed: u64,
     /// Runners.
     lost: u64,
@@ -298,6 +333,8 @@ fn invariants_hold_over_random_schedules() {
                 all.preemptions += counts.preemptions;
                 all.stale += counts.stale;
                 all.resent += counts.resent;
+                all.found += counts.found;
+                all.evicted += counts.evicted;
             }
             Err(broken) => panic!("schedule {seed} breaks invariant {broken}"),
         }
@@ -309,6 +346,8 @@ fn invariants_hold_over_random_schedules() {
         ("preemptions", all.preemptions),
         ("stale messages", all.stale),
         ("lost states", all.resent),
+        ("tokens from caches", all.found),
+        ("evictions", all.evicted),
     ] {
         assert!(count > SCHEDULES / 50, "only {count} {what}: the schedules test too little");
     }
@@ -331,7 +370,14 @@ fn a_new_request_opens_other_gates() {
     // Model 0 is busy with the first; the second waits at model 1 for company; the third comes to model 0.
     for (id, route, at) in [(1, 0, 0), (2, 1, 1), (3, 0, 2)] {
         let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::greedy() };
-        let new = NewRequest { route: RouteId(route), prompt: vec![1], max_tokens: 5, sampling, return_signals: false };
+        let new = NewRequest {
+            route: RouteId(route),
+            prompt: vec![1],
+            max_tokens: 5,
+            sampling,
+            return_signals: false,
+            cache_salt: None,
+        };
         world.submit(micros(at), Arc::new(RequestSpec { id, new }));
     }
     while world.advance() {}
@@ -346,7 +392,7 @@ fn panicking_policies_lose_nothing() {
     // Thousands of panics are expected; their messages say nothing.
     std::panic::set_hook(Box::new(|_| {}));
     let mut all = Counts::default();
-    let broken = (0..SCHEDULES / 4).find_map(|seed| match world(seed, resolve, Fault::Policies) {
+    let broken = (0..SCHEDULES / 4).find_map(|seed| match world(seed, resolve, Fault::Policies, Cache::Drawn, None) {
         Ok(counts) => {
             all.failed += counts.failed;
             all.tokens += counts.tokens;
@@ -364,7 +410,7 @@ fn panicking_policies_lose_nothing() {
 fn a_lost_runner_costs_its_own_requests_only() {
     let mut all = Counts::default();
     for seed in 0..SCHEDULES / 2 {
-        match world(seed, resolve, Fault::Runner) {
+        match world(seed, resolve, Fault::Runner, Cache::Drawn, None) {
             Ok(counts) => {
                 all.lost += counts.lost;
                 all.failed += counts.failed;

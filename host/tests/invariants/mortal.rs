@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tokenrouter::runner::simulated::SimulatedRunner;
 use tokenrouter::runner::{ModelInfo, RowBatch, RowOutputs, Runner, RunnerError};
+
+use crate::shadow::Shadow;
 
 /// Computes `life` forwards, then fails fatally.
 pub struct Mortal {
-    pub inner: SimulatedRunner,
+    pub inner: Shadow,
     pub life: u64,
     /// Forwards asked for beyond `life`: the fatal one, and none after it.
     pub beyond: Arc<AtomicU64>,

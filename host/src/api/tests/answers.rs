@@ -27,6 +27,7 @@ async fn chat_answer() {
     assert_eq!(usage["total_tokens"], prompt as u64 + tokens);
     assert_eq!(usage["tokens_by_model"], json!({"large": tokens / 2, "small": tokens.div_ceil(2)}));
     assert_eq!(usage["handoffs"], tokens - 1);
+    assert_eq!(usage["prompt_tokens_details"], json!({"cached_tokens": 0}));
 }
 
 #[tokio::test]
@@ -212,4 +213,31 @@ async fn a_model_without_a_template() {
     assert_eq!(status, 400);
     assert!(error["error"]["message"].as_str().unwrap().contains("/v1/completions"), "{error}");
     server.ok("/v1/completions", completion()).await;
+}
+
+#[tokio::test]
+async fn cached_tokens_of_the_prompt() {
+    let server = Server::saying("ok");
+    let prompt: Vec<u32> = (10..50).collect();
+    let cached = async |fields: Value| {
+        let mut request = json!({"model": "pair", "prompt": prompt, "max_tokens": 20});
+        request["stream_options"] = json!({"include_usage": true});
+        request.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let streamed = server.events("/v1/completions", request.clone()).await.pop().unwrap()["usage"].clone();
+        server.idle().await;
+        request.as_object_mut().unwrap().remove("stream_options");
+        let usage = server.ok("/v1/completions", request).await["usage"].clone();
+        server.idle().await;
+        assert_eq!((&usage["prompt_tokens"], &streamed["prompt_tokens"]), (&json!(40), &json!(40)));
+        [streamed, usage].map(|usage| usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap())
+    };
+    assert_eq!(cached(json!({})).await, [0, 32]);
+    assert_eq!(cached(json!({"n": 2})).await, [32, 32], "a prompt counts once, whatever n is");
+    assert_eq!(cached(json!({"cache_salt": "a"})).await, [0, 32]);
+    let native = |salt: Value| json!({"model": "pair", "input_ids": prompt, "cache_salt": salt, "sampling_params": {"max_new_tokens": 2}});
+    for (salt, tokens) in [(json!(null), 32), (json!("b"), 0), (json!("b"), 32)] {
+        let meta = server.ok("/generate", native(salt)).await["meta_info"].clone();
+        server.idle().await;
+        assert_eq!((&meta["cached_tokens"], &meta["prompt_tokens"]), (&json!(tokens), &json!(40)));
+    }
 }

@@ -127,6 +127,7 @@ impl Server {
             hold: Duration::ZERO,
             max_rows: 512,
             prefill_chunk: 256,
+            prefix_cache: true,
         };
         let route = RouteSetup {
             name: "pair".into(),

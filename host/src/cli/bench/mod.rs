@@ -23,7 +23,7 @@ use crate::bench::timed::{Step, StepLog, Timed};
 use crate::bench::timeline;
 use crate::config::{self, Config};
 use crate::engine::{Engine, RouteInfo};
-use crate::request::RouteId;
+use crate::request::{ModelId, RouteId};
 use crate::runner::Runner;
 
 /// Tokens of the request that warms up.
@@ -142,6 +142,8 @@ impl Running<'_> {
         let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::work)?;
         let bar = bar(load);
         self.logs.iter().for_each(|log| drop(log.take()));
+        let counters = || (0..self.logs.len() as u32).map(|model| self.engine.snapshot(ModelId(model)).counters);
+        let before: Vec<_> = counters().collect();
         let answers = tokio::select! {
             answers = load.run(self.engine, |tokens| bar.set_position(tokens)) => answers,
             _ = interrupt.recv() => return Err(Failure::work("interrupted")),
@@ -153,7 +155,11 @@ impl Running<'_> {
         })?;
         let steps: Vec<Vec<Step>> = self.logs.iter().map(StepLog::take).collect();
         let names: Vec<String> = self.engine.models().iter().map(|model| model.name.clone()).collect();
-        Ok((Summary::new(load.requests, &answers, &names, &steps), steps))
+        let mut summary = Summary::new(load.requests, &answers, &names, &steps);
+        for (model, (before, after)) in summary.models.iter_mut().zip(before.iter().zip(counters())) {
+            model.count_cached(before, &after);
+        }
+        Ok((summary, steps))
     }
 }
 

@@ -11,8 +11,10 @@ use crate::runner::ModelInfo;
 pub fn tables(summaries: &[Summary]) -> String {
     let head = ["requests", "of", "tokens/s", "decode", "TTFT p50", "p99", "TPOT p50", "p99 ms", "handoffs"];
     let mut loads = vec![head.map(String::from)];
-    let head =
-        ["requests", "model", "tokens", "steps", "batch", "rows", "step p50", "p99 ms", "busy", "gap p50", "p90 µs"];
+    let head = [
+        "requests", "model", "tokens", "steps", "batch", "rows", "step p50", "p99 ms", "busy", "gap p50", "p90 µs",
+        "cached",
+    ];
     let mut models = vec![head.map(String::from)];
     let two =
         |Percentiles { p50, p99 }: Percentiles, digits: usize| [p50, p99].map(|number| format!("{number:.digits$}"));
@@ -45,6 +47,7 @@ pub fn tables(summaries: &[Summary]) -> String {
                 format!("{:.1} %", 100.0 * model.busy),
                 gap,
                 gap_90,
+                model.prefix_hit_rate().map_or("-".into(), |rate| format!("{:.1} %", 100.0 * rate)),
             ]);
         }
     }

@@ -138,6 +138,7 @@ impl Session<'_> {
             prompt,
             sampling: asking::sampling(&self.arguments.sampling, index as u64),
             return_signals: false,
+            cache_salt: None,
         }
     }
 

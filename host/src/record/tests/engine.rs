@@ -100,6 +100,7 @@ fn engine(observer: Arc<dyn Observer>) -> Engine {
         hold: Duration::ZERO,
         max_rows: 256,
         prefill_chunk: 64,
+        prefix_cache: true,
     });
     let route = |name: &str, models: &[u32], policy: Arc<dyn PolicyFactory>| RouteSetup {
         name: name.into(),
@@ -137,6 +138,7 @@ fn every_token_has_its_evaluation() {
         let mut tokens: Vec<Committed> = Vec::new();
         let handoffs = loop {
             match stream.events.blocking_recv().unwrap() {
+                Event::PromptCached { .. } => {}
                 Event::Committed { tokens: more, .. } => tokens.extend(more),
                 Event::Finished { reason, handoffs } => {
                     assert_eq!(reason, FinishReason::Length);

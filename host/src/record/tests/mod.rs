@@ -136,5 +136,12 @@ fn size(directory: &Path) -> u64 {
 
 fn request(route: u32, seed: u32, max_tokens: u32) -> NewRequest {
     let sampling = SamplingParams { ignore_eos: true, seed: u64::from(seed), ..SamplingParams::greedy() };
-    NewRequest { route: RouteId(route), prompt: vec![1, 2, 3 + seed], max_tokens, sampling, return_signals: false }
+    NewRequest {
+        route: RouteId(route),
+        prompt: vec![1, 2, 3 + seed],
+        max_tokens,
+        sampling,
+        return_signals: false,
+        cache_salt: None,
+    }
 }

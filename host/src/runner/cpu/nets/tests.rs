@@ -1,14 +1,19 @@
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use tokenrouter_plugin_api::net::{Net as Description, WeightsInfo};
-use tokenrouter_plugin_api::{Context, ModelDescription, Policy, Requirements, Services};
+use tokenrouter_plugin_api::net::{Net as Description, Op as DescribedOp, WeightsInfo};
+use tokenrouter_plugin_api::{
+    Context, Decision, ModelDescription, Policy, PolicyError, Requirements, RouteBatch, Services,
+};
 
 use super::*;
-use crate::policy::nets;
-use crate::request::{ModelId, SamplingParams};
+use crate::engine::OnError;
+use crate::policy::{Linked, PolicyFactory, nets};
+use crate::request::{Event, ModelId, NewRequest, RequestSpec, RouteId, SamplingParams};
 use crate::runner::cpu::{CpuRunner, LoadOptions};
 use crate::runner::net::{NetId, Node as NetNode};
 use crate::runner::{RowBatch, Rows, Runner, SignalRequest};
+use crate::subserver::{Attachment, Effect, Limits, Message, SubServer};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -191,6 +196,62 @@ fn a_window_is_the_same_however_its_rows_were_computed() {
         }
         assert!(seen >= 2);
     }
+}
+
+/// Asks for [`window`].
+struct Looks;
+
+impl Policy for Looks {
+    const NAME: &'static str = "looks";
+    fn create(_: &Context<'_>, _: &str) -> Result<Self, PolicyError> {
+        Ok(Self)
+    }
+    fn requirements(&self) -> Requirements {
+        let mut net = Description::new("window", "w");
+        net.push(DescribedOp::Hidden { back: 2 }, &[]);
+        let mut requirements = Requirements::default();
+        requirements.nets.push(net);
+        requirements
+    }
+    fn route(&mut self, _: &RouteBatch<'_>, _: &mut [Decision]) {}
+}
+
+/// Pages hold hidden states only where a sequence with such a net computed them, so those of others are not
+/// taken; those of the same kind are, and give the same scores.
+#[test]
+fn a_window_over_pages_from_the_cache() {
+    let context = Context { route: "r", model: 0, models: &[], entry: 0, vocab_size: 2048, eos: &[], services: &Files };
+    let policy = Linked::<Looks>::default().create(&context, "{}").unwrap();
+    let mut runner = small();
+    let net = runner.load_net(window()).unwrap();
+    let route = |policy| Attachment::new("r", policy, vec![ModelId(0)], 0, OnError::FailRequest, &[]);
+    let routes = vec![Some(route(Some(policy)).with_nets(vec![net])), Some(route(None))];
+    let limits = Limits { max_rows: 64, prefill_chunk: 64 };
+    let mut server = SubServer::new(ModelId(0), Box::new(runner), routes, limits);
+    let mut answer = |id: u64, route: u32| {
+        let (prompt, sampling) = ((0..33).map(|i| (i * 37 + 5) % 2000).collect(), SamplingParams::greedy());
+        let (route, max_tokens) = (RouteId(route), 3);
+        let new = NewRequest { route, prompt, max_tokens, sampling, return_signals: true, cache_salt: None };
+        server.take(Message::Submit(Arc::new(RequestSpec { id, new })));
+        while server.step() > 0 {}
+        let (mut cached, mut signals) = (0, Vec::new());
+        for effect in server.effects() {
+            match effect {
+                Effect::Event(_, Event::PromptCached { tokens }) => cached = tokens,
+                Effect::Event(_, Event::Committed { tokens, .. }) => {
+                    signals.extend(tokens.into_iter().flat_map(|token| *token.signals.unwrap()));
+                }
+                _ => {}
+            }
+        }
+        (cached, signals)
+    };
+    assert_eq!(answer(1, 1).0, 0);
+    let (cached, cold) = answer(2, 0);
+    assert_eq!((cached, cold.iter().filter(|(name, _)| name.starts_with("net_window")).count()), (0, 27));
+    assert!(cold.iter().all(|(_, value)| value.is_finite()));
+    assert_eq!(answer(3, 0), (32, cold));
+    assert_eq!(answer(4, 1).0, 32);
 }
 
 /// Every network class of R2R with its variants, against PyTorch (tests/fixtures/goldens/router_forms.py).
