@@ -4,6 +4,7 @@
 
 mod agenda;
 mod chance;
+mod hosts;
 mod ledgers;
 pub mod plan;
 pub mod run;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agenda::Agenda;
+use hosts::{End, Hosts};
 pub use ledgers::{Client, Ending, Ledgers};
 use tokenrouter_plugin_api::random::uniform;
 
@@ -23,9 +25,6 @@ use crate::subserver::coordinator::{Coordinator, LadderError, Ladders, Waiting};
 use crate::subserver::gate::{Gate, Schedule};
 use crate::subserver::pacer::Pacer;
 use crate::subserver::{Effect, Message, PeerReq, Status, SubServer};
-
-/// Ends of steps on one host that lie closer together than this differ by rounding alone.
-const ROUNDING: Duration = Duration::from_nanos(4);
 
 /// How messages between sub-servers fare.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,8 +78,7 @@ enum Happening {
     Submit(Arc<RequestSpec>),
     Cancel(RequestId),
     Forget(ModelId, RequestId),
-    /// The step with this number ends, unless it was rescheduled.
-    StepDone(ModelId, u64),
+    StepDone(End),
     Look(ModelId),
 }
 
@@ -91,47 +89,33 @@ struct Letter {
     announced: bool,
 }
 
-/// A forward under way; its effects come out at its end.
-#[derive(Clone, Copy, Debug)]
-struct Running {
-    /// Nanoseconds of undisturbed work that were left at `since`.
-    left: f64,
-    since: Duration,
-    factor: f64,
-    end: Duration,
-    began: Duration,
-    number: u64,
-}
-
 struct Place {
-    model: SimulatedModel,
+    server: SubServer,
+    latency: Latency,
     pacer: Pacer,
-    running: Option<Running>,
     inbox: Vec<Letter>,
     /// A look that is on the agenda.
     timer: Option<Duration>,
     /// Its gate is to be looked at.
     touched: bool,
-    /// How long the steps that have ended took.
-    busy: Duration,
 }
 
 /// The world.
 pub struct World<A> {
     places: Vec<Place>,
-    /// By host.
-    hosts: Vec<Vec<usize>>,
+    hosts: Hosts,
     /// Entry and all models of each route.
     routes: Vec<(ModelId, Vec<ModelId>)>,
     network: Network,
     coordinator: Arc<Coordinator>,
     seed: u64,
     draws: u64,
-    steps: u64,
     now: Duration,
     agenda: Agenda<Happening>,
     live: HashMap<RequestId, Arc<RequestSpec>>,
+    /// Empty between uses.
     effects: Vec<Effect>,
+    ends: Vec<End>,
     /// Told of everything that clients are told.
     pub audience: A,
     /// Models that have gone down, in order.
@@ -150,16 +134,14 @@ impl<A: Audience> World<A> {
         let waiting = models.iter().map(|model| model.waiting.clone()).collect();
         let coordinator = Coordinator::new(schedule, waiting, routes.iter().map(|(_, models)| &models[..]));
         let coordinator = Arc::new(coordinator);
-        let mut hosts = vec![Vec::new(); models.iter().map(|model| model.host + 1).max().unwrap_or(0)];
-        models.iter().enumerate().for_each(|(index, model)| hosts[model.host].push(index));
-        let place = |(index, model)| Place {
-            model,
+        let hosts = Hosts::new(models.iter().map(|model| (model.host, model.stretch.clone())));
+        let place = |(index, SimulatedModel { server, latency, .. })| Place {
+            server,
+            latency,
             pacer: Pacer::new(coordinator.clone(), ModelId(index as u32)),
-            running: None,
             inbox: Vec::new(),
             timer: None,
             touched: false,
-            busy: Duration::ZERO,
         };
         Self {
             places: models.into_iter().enumerate().map(place).collect(),
@@ -169,11 +151,11 @@ impl<A: Audience> World<A> {
             coordinator,
             seed,
             draws: 0,
-            steps: 0,
             now: Duration::ZERO,
             agenda: Agenda::default(),
             live: HashMap::new(),
             effects: Vec::new(),
+            ends: Vec::new(),
             audience,
             down: Vec::new(),
         }
@@ -186,17 +168,17 @@ impl<A: Audience> World<A> {
 
     /// The sub-servers.
     pub fn servers(&self) -> impl Iterator<Item = &SubServer> {
-        self.places.iter().map(|p| &p.model.server)
+        self.places.iter().map(|place| &place.server)
     }
 
     /// Whether a forward of `model` is under way.
     pub fn is_running(&self, model: ModelId) -> bool {
-        self.places[model.index()].running.is_some()
+        self.hosts.is_running(model.index())
     }
 
     /// How long the forwards of `model` took that have ended.
     pub fn busy(&self, model: ModelId) -> Duration {
-        self.places[model.index()].busy
+        self.hosts.busy(model.index())
     }
 
     /// A request arrives at `at`.
@@ -262,9 +244,11 @@ impl<A: Audience> World<A> {
                 }
             }
             Happening::Forget(model, id) => self.forget(model, id),
-            Happening::StepDone(model, number) => {
-                if self.places[model.index()].running.is_some_and(|running| running.number == number) {
-                    self.end_step(model);
+            Happening::StepDone(end) => {
+                let current = self.hosts.finish(end, &mut self.ends);
+                self.enter_ends();
+                if current {
+                    self.end_step(end.model);
                 }
             }
             Happening::Look(model) => {
@@ -287,8 +271,8 @@ impl<A: Audience> World<A> {
         let place = &mut self.places[model.index()];
         let under_way = place.inbox.iter().any(concerns)
             || self.agenda.iter().any(|h| matches!(h, Happening::Deliver(_, m) if concerns(m)));
-        if place.running.is_none() && !under_way {
-            place.model.server.forget(id);
+        if !self.hosts.is_running(model.index()) && !under_way {
+            place.server.forget(id);
         }
     }
 
@@ -307,10 +291,11 @@ impl<A: Audience> World<A> {
     /// with higher numbers go first.
     fn settle(&mut self) {
         loop {
-            let open = |place: &Place| place.running.is_none();
-            if let Some(model) = self.places.iter().rposition(|place| open(place) && !place.inbox.is_empty()) {
+            let idle = |(model, _): &(usize, &Place)| !self.hosts.is_running(*model);
+            let mut places = self.places.iter().enumerate().filter(idle);
+            if let Some((model, _)) = places.clone().rfind(|(_, place)| !place.inbox.is_empty()) {
                 self.take(model);
-            } else if let Some(model) = self.places.iter().rposition(|place| open(place) && place.touched) {
+            } else if let Some((model, _)) = places.rfind(|(_, place)| place.touched) {
                 self.look(model);
             } else {
                 return;
@@ -325,7 +310,7 @@ impl<A: Audience> World<A> {
             if letter.announced {
                 place.pacer.arrived(&letter.message);
             }
-            place.model.server.take(letter.message);
+            place.server.take(letter.message);
         }
         place.touched = true;
         self.carry_out(model, false);
@@ -336,20 +321,16 @@ impl<A: Audience> World<A> {
         let now = self.now;
         let place = &mut self.places[model];
         place.touched = false;
-        let ready = place.model.server.ready();
+        let ready = place.server.ready();
         match place.pacer.look(ready, now) {
             Gate::Open => {
-                let before = place.model.server.counters();
+                let before = place.server.counters();
                 place.pacer.start(ready, before, now);
-                let rows = place.model.server.step();
-                let requests = place.model.server.counters().batched - before.batched;
-                let work = place.model.latency.of(requests as usize, rows);
-                self.steps += 1;
-                let (left, end) = (work.as_nanos() as f64, now + work);
-                place.running = Some(Running { left, since: now, factor: 1.0, end, began: now, number: self.steps });
-                let host = place.model.host;
-                self.agenda.enter(end, Happening::StepDone(ModelId(model as u32), self.steps));
-                self.stretch(host);
+                let rows = place.server.step();
+                let requests = place.server.counters().batched - before.batched;
+                let work = place.latency.of(requests as usize, rows);
+                self.hosts.start(model, work, now, &mut self.ends);
+                self.enter_ends();
             }
             Gate::Closed(Some(moment)) => {
                 if place.timer.is_none_or(|timer| timer > moment) {
@@ -367,56 +348,22 @@ impl<A: Audience> World<A> {
         wakes.into_iter().for_each(|model| self.places[model.index()].touched = true);
     }
 
-    fn end_step(&mut self, model: ModelId) {
-        let place = &mut self.places[model.index()];
-        let began = place.running.take().map_or(self.now, |step| step.began);
-        place.busy += self.now - began;
-        place.touched = true;
-        let host = place.model.host;
-        self.stretch(host);
-        self.carry_out(model.index(), true);
-        let place = &mut self.places[model.index()];
-        let (ready, counters) = (place.model.server.ready(), place.model.server.counters());
-        place.pacer.finish(ready, counters, self.now);
-        self.wake(model.index());
+    fn enter_ends(&mut self) {
+        self.ends.drain(..).for_each(|end| self.agenda.enter(end.at, Happening::StepDone(end)));
     }
 
-    /// The models that run on a host have changed: so have the ends of their steps.
-    fn stretch(&mut self, host: usize) {
-        if self.hosts[host].iter().all(|&model| self.places[model].model.stretch.is_empty()) {
-            return;
-        }
-        let running = self.hosts[host].iter().filter(|&&model| self.places[model].running.is_some()).count();
-        for at in 0..self.hosts[host].len() {
-            let model = self.hosts[host][at];
-            let place = &mut self.places[model];
-            let Some(step) = &mut place.running else { continue };
-            let stretch = &place.model.stretch;
-            let others = stretch.get(..running - 1).and_then(<[f64]>::last).or(stretch.last().filter(|_| running > 1));
-            let factor = others.copied().unwrap_or(1.0);
-            if factor == step.factor {
-                continue;
-            }
-            step.left -= (self.now - step.since).as_nanos() as f64 / step.factor;
-            (step.since, step.factor) = (self.now, factor);
-            self.steps += 1;
-            step.number = self.steps;
-            step.end = self.now + Duration::from_nanos((step.left.max(0.0) * factor).round() as u64);
-            let end = step.end;
-            let ends = self.hosts[host].iter().filter_map(|&other| Some(self.places[other].running.as_ref()?.end));
-            let same = ends.filter(|other| *other >= self.now && other.abs_diff(end) <= ROUNDING).min();
-            let end = same.unwrap_or(end);
-            if let Some(step) = &mut self.places[model].running {
-                step.end = end;
-            }
-            self.agenda.enter(end, Happening::StepDone(ModelId(model as u32), self.steps));
-        }
+    fn end_step(&mut self, model: usize) {
+        self.places[model].touched = true;
+        self.carry_out(model, true);
+        let place = &mut self.places[model];
+        place.pacer.finish(place.server.ready(), place.server.counters(), self.now);
+        self.wake(model);
     }
 
     /// Carry out what a model wants done, after a step or after taking messages.
     fn carry_out(&mut self, model: usize, stepped: bool) {
         let mut effects = std::mem::take(&mut self.effects);
-        effects.extend(self.places[model].model.server.effects());
+        effects.extend(self.places[model].server.effects());
         for effect in effects.drain(..) {
             match effect {
                 Effect::Send(message) => {
@@ -442,8 +389,8 @@ impl<A: Audience> World<A> {
         let (from, to) = (message.from, message.to);
         let letter = Letter { message: Message::Peer(message), announced: true };
         self.coordinator.sent(to, &letter.message);
-        let host = |model: ModelId| self.places[model.index()].model.host;
-        if self.network == Network::PERFECT || !self.network.within_hosts && host(from) == host(to) {
+        let same_host = self.hosts.same(from.index(), to.index());
+        if self.network == Network::PERFECT || !self.network.within_hosts && same_host {
             return self.deliver(to, letter);
         }
         let (least, most) = self.network.delay;

@@ -118,7 +118,7 @@ fn run_group(
         let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::greedy() };
         let prompt = vec![0; asked.prompt as usize];
         let (route, max_tokens) = (RouteId(route as u32), asked.output);
-        let new = NewRequest { route, prompt, max_tokens, sampling, return_signals: false };
+        let new = NewRequest { route, prompt, max_tokens, sampling, return_signals: false, cache_salt: None };
         Arc::new(RequestSpec { id: index as u64 + 1, new })
     };
     let total: u64 = own.iter().map(|(_, asked, _)| u64::from(asked.output)).sum();
@@ -226,7 +226,8 @@ fn models(plan: &Plan, group: &Group, requests: &[(u32, &Asked, usize)]) -> Vec<
         let runner = Blank::new(&model.name, u32::try_from(pages).unwrap_or(u32::MAX));
         let limits = Limits { max_rows: model.max_rows, prefill_chunk: model.prefill_chunk };
         SimulatedModel {
-            server: SubServer::new(id, Box::new(runner), attachments, limits),
+            // Prompts are alike, and stand for different ones.
+            server: SubServer::new(id, Box::new(runner), attachments, limits).with_prefix_cache(false),
             latency: model.latency.clone(),
             waiting: model.waiting.clone(),
             host: model.hosts[instance],

@@ -5,6 +5,7 @@
 //! gives it both. A step is plan (pure) → forward → policy → resolve (pure) → effects.
 
 mod attachment;
+mod by_id;
 pub mod coordinator;
 pub mod gate;
 mod message;
@@ -22,13 +23,14 @@ mod tombstones;
 mod turns;
 pub mod worker;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use tokenrouter_plugin_api::{Acceptance, ModelIndex, PeerView};
 
 pub use attachment::Attachment;
 use attachment::Failed;
+use by_id::ById;
 pub use message::{Effect, Message, PeerReq, Status};
 use observe::Observer;
 pub use pages::{PagePool, pages_for};
@@ -94,7 +96,7 @@ pub struct SubServer {
     runner: Box<dyn Runner>,
     /// By route; `None` where the route does not use this model.
     routes: Vec<Option<Attachment>>,
-    replicas: HashMap<RequestId, Replica>,
+    replicas: ById<Replica>,
     /// Requests that this model owns. Ids grow, so the first is the oldest.
     owned: BTreeSet<RequestId>,
     pool: PagePool,
@@ -118,7 +120,7 @@ impl SubServer {
             id,
             runner,
             routes,
-            replicas: HashMap::new(),
+            replicas: ById::default(),
             owned: BTreeSet::new(),
             pool,
             prefix_cache: true,

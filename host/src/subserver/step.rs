@@ -38,9 +38,12 @@ impl SubServer {
         self.counters.rows += rows as u64;
         self.counters.batched += runs.len() as u64;
         for run in &runs {
-            let prompt = self.replicas.get(&run.id).map_or(0, |r| r.prompt_len().saturating_sub(1));
-            self.counters.prompt_rows += prompt.min(run.end).saturating_sub(run.start) as u64;
             self.counters.evaluated += u64::from(run.sampled > 0);
+            // A single row that is sampled is the last one.
+            if run.sampled == 0 || run.end - run.start > 1 {
+                let prompt = self.replicas.get(&run.id).map_or(0, |r| r.prompt_len().saturating_sub(1));
+                self.counters.prompt_rows += prompt.min(run.end).saturating_sub(run.start) as u64;
+            }
         }
         match self.forward(&runs, &signals) {
             Ok(outputs) => self.settle(&runs, &outputs, &signals),

@@ -1,20 +1,21 @@
 //! Ids of requests that are over, so that late messages cannot revive them. Bounded.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 
+use super::by_id::Ids;
 use crate::request::RequestId;
 
 /// The last requests that ended here.
 #[derive(Debug)]
 pub struct Tombstones {
     order: VecDeque<RequestId>,
-    dead: HashSet<RequestId>,
+    dead: Ids,
     capacity: usize,
 }
 
 impl Tombstones {
     pub fn new(capacity: usize) -> Self {
-        Self { order: VecDeque::new(), dead: HashSet::new(), capacity: capacity.max(1) }
+        Self { order: VecDeque::new(), dead: Ids::default(), capacity: capacity.max(1) }
     }
 
     pub fn bury(&mut self, id: RequestId) {

@@ -3,6 +3,7 @@
 mod args;
 mod read;
 mod report;
+mod trace;
 
 use std::io::{self, IsTerminal};
 use std::path::Path;
