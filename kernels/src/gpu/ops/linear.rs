@@ -1,4 +1,4 @@
-//! `linear_rows.cu`, and for many rows `linear_wgmma.cu` or `linear_tiled.cu`.
+//! `linear_rows.cu`, for large weights `linear_wide.cu`, and for many rows `linear_wgmma.cu` or `linear_tiled.cu`.
 
 use super::{Find, Kernels};
 use crate::gpu::{Args, DevicePtr, Function, GpuError, Launch, Stream, launch};
@@ -87,8 +87,44 @@ pub(super) struct Functions {
     rows: [[[Function; 2]; 4]; 3],
     /// By epilogue and slices.
     tiled: [[Function; 2]; 3],
-    /// By size of blocks, epilogue and slices; `None` on chips without these instructions.
-    wgmma: Option<[[[Function; 2]; 3]; 2]>,
+    /// By epilogue, tiles of 8 rows (2, 4) and kind: 8 slices, 16 slices, [`SPLIT`]; `None` without clusters.
+    wide: Option<[[[Function; 3]; 2]; 3]>,
+    /// By epilogue; `None` on chips without these instructions.
+    wgmma: Option<[Wgmma; 3]>,
+}
+
+#[derive(Debug)]
+struct Wgmma {
+    /// By size of blocks and slices.
+    whole: [[Function; 2]; 2],
+    /// Of 8 slices, in clusters.
+    split: Function,
+}
+
+/// Blocks of a cluster that deal out the slices of a weight with few outputs and many inputs.
+const SPLIT: u32 = 4;
+/// Tiles of outputs from which on blocks with all slices fill the chip: measured on an H200 with the shapes of
+/// Qwen3, where those of fewer outputs than 10240 do not.
+const MANY_TILES: u32 = 640;
+/// Inputs from which on a weight with few outputs is worth a cluster's exchange of sums.
+const MANY_INPUTS: u32 = 8192;
+
+/// How a large weight is computed for 9 to 64 rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Large {
+    Whole,
+    Split,
+}
+
+/// `None` for a weight that `linear_rows` computes sooner, or as soon.
+fn large(tiles: u32, inputs: u32) -> Option<Large> {
+    if tiles >= MANY_TILES {
+        Some(Large::Whole)
+    } else if inputs >= MANY_INPUTS && slices(tiles, inputs) == 8 {
+        Some(Large::Split)
+    } else {
+        None
+    }
 }
 
 /// Blocks of `linear_wgmma`: tiles of outputs, rows, threads, bytes of shared memory.
@@ -103,6 +139,14 @@ const WGMMA: [(&str, Block); 2] = [
     ("small_", Block { tiles: 8, rows: 64, threads: 384, shared: 106_496 }),
 ];
 
+/// Tiles of outputs a block of `linear_wide`.
+const WIDE_TILES: u32 = 4;
+
+/// Bytes of shared memory of a block of `linear_wide`, by tiles of 8 rows.
+fn wide_shared(row_tiles: u32, split: bool) -> u32 {
+    61_440 + if split { row_tiles * 2048 } else { 0 }
+}
+
 const NAMES: [&str; 3] = ["store", "residual", "gated"];
 
 /// Tiles of outputs a block of `linear_rows`, by tiles of 8 rows and by slices.
@@ -114,37 +158,40 @@ fn array<T, const N: usize>(make: impl FnMut(usize) -> Result<T, GpuError>) -> R
 }
 
 impl Functions {
-    pub(super) fn new(find: Find<'_>, hopper: bool) -> Result<Self, GpuError> {
+    pub(super) fn new(find: Find<'_>, clusters: bool, hopper: bool) -> Result<Self, GpuError> {
+        let find_for = |name: &str, shared: u32| -> Result<Function, GpuError> {
+            let function = find(name)?;
+            function.set_max_dynamic_shared(shared)?;
+            Ok(function)
+        };
         let rows = array(|e| {
-            array(|n| {
-                array(|s| {
-                    let function = find(&format!("rows_{}_{}_{}", NAMES[e], 1 << n, 8 << s))?;
-                    function.set_max_dynamic_shared(shared(n, s))?;
-                    Ok(function)
-                })
-            })
+            array(|n| array(|s| find_for(&format!("rows_{}_{}_{}", NAMES[e], 1 << n, 8 << s), shared(n, s))))
         })?;
-        let tiled = array(|e| {
-            array(|s| {
-                let function = find(&format!("tiled_{}_{}", NAMES[e], 8 << s))?;
-                function.set_max_dynamic_shared(TILED.shared)?;
-                Ok(function)
-            })
-        })?;
-        let wgmma = || {
-            array(|size| {
-                array(|e| {
-                    array(|s| {
-                        let (name, block) = &WGMMA[size];
-                        let function = find(&format!("wgmma_{name}{}_{}", NAMES[e], 8 << s))?;
-                        function.set_max_dynamic_shared(block.shared)?;
-                        Ok(function)
+        let tiled = array(|e| array(|s| find_for(&format!("tiled_{}_{}", NAMES[e], 8 << s), TILED.shared)))?;
+        let wide = || {
+            array(|e| {
+                array(|n| {
+                    let row_tiles = 2 << n;
+                    array(|kind| {
+                        let (part, slices) = [("", 8), ("", 16), ("split_", 8)][kind];
+                        let name = format!("wide_{part}{}_{row_tiles}_{slices}", NAMES[e]);
+                        find_for(&name, wide_shared(row_tiles, kind == 2))
                     })
                 })
             })
         };
+        let wgmma = || {
+            array(|e| {
+                let whole = array(|size| {
+                    let (name, block) = &WGMMA[size];
+                    array(|s| find_for(&format!("wgmma_{name}{}_{}", NAMES[e], 8 << s), block.shared))
+                })?;
+                Ok(Wgmma { whole, split: find_for(&format!("wgmma_split_{}_8", NAMES[e]), WGMMA[1].1.shared)? })
+            })
+        };
+        let wide = if clusters { Some(wide()?) } else { None };
         let wgmma = if hopper { Some(wgmma()?) } else { None };
-        Ok(Self { rows, tiled, wgmma })
+        Ok(Self { rows, tiled, wide, wgmma })
     }
 }
 
@@ -169,7 +216,7 @@ impl Kernels {
                     let blocks = |block: &Block| args.rows.div_ceil(block.rows) * tiles.div_ceil(block.tiles);
                     // Large blocks must nearly fill the chip.
                     let size = usize::from(blocks(&WGMMA[0].1) * 4 < self.multiprocessors * 3);
-                    (&wgmma[size][epilogue as usize][slices], &WGMMA[size].1)
+                    (&wgmma[epilogue as usize].whole[size][slices], &WGMMA[size].1)
                 }
                 None => (&functions.tiled[epilogue as usize][slices], &TILED),
             };
@@ -178,17 +225,58 @@ impl Kernels {
             // SAFETY: the caller's.
             return unsafe { launch(function, &how, stream, Args::new().value(&args)) };
         }
-        let row_tiles = (args.rows / 8).ilog2() as usize;
-        let grid = [tiles.div_ceil(BLOCK_TILES[row_tiles][slices]), 1, 1];
         // Blocks that wait early take the places of the last ones: with few long blocks that costs more than
         // it gains (measured on an H200: 8 % for 5120 outputs of 25600 inputs).
-        let long = epilogue == Epilogue::Residual && args.inputs >= 16384;
-        let overlap = self.clusters && !long;
-        let block = 256 << slices;
-        let how = Launch { grid, block, cluster: 1, shared: shared(row_tiles, slices), overlap };
-        let function = &functions.rows[epilogue as usize][row_tiles][slices];
+        let (function, how) = functions.streamed(epilogue, args.rows, tiles, args.inputs);
+        let long = epilogue == Epilogue::Residual && args.inputs >= 16384 && how.cluster == 1;
+        let how = Launch { overlap: self.clusters && !long, ..how };
         // SAFETY: the caller's.
         unsafe { launch(function, &how, stream, Args::new().value(&args)) }
+    }
+}
+
+impl Functions {
+    /// The kernel for up to [`MAX_STREAMED_ROWS`] rows.
+    fn streamed(&self, epilogue: Epilogue, rows: u32, tiles: u32, inputs: u32) -> (&Function, Launch) {
+        let slices = usize::from(slices(tiles, inputs) == 16);
+        let split = large(tiles, inputs) == Some(Large::Split);
+        let cluster = if split { SPLIT } else { 1 };
+        match (rows, large(tiles, inputs), &self.wide, &self.wgmma) {
+            (16 | 32, Some(_), Some(wide), _) => {
+                let row_tiles = rows / 8;
+                let kind = if split { 2 } else { slices };
+                let how = Launch {
+                    grid: [tiles.div_ceil(WIDE_TILES) * cluster, 1, 1],
+                    block: if epilogue == Epilogue::Residual { 128 } else { 160 },
+                    cluster,
+                    shared: wide_shared(row_tiles, split),
+                    overlap: false,
+                };
+                (&wide[epilogue as usize][usize::from(row_tiles == 4)][kind], how)
+            }
+            (64, Some(_), _, Some(wgmma)) => {
+                let (wgmma, block) = (&wgmma[epilogue as usize], &WGMMA[1].1);
+                let how = Launch {
+                    grid: [cluster, tiles.div_ceil(block.tiles), 1],
+                    block: block.threads,
+                    cluster,
+                    shared: block.shared,
+                    overlap: false,
+                };
+                (if split { &wgmma.split } else { &wgmma.whole[1][slices] }, how)
+            }
+            _ => {
+                let row_tiles = (rows / 8).ilog2() as usize;
+                let how = Launch {
+                    grid: [tiles.div_ceil(BLOCK_TILES[row_tiles][slices]), 1, 1],
+                    block: 256 << slices,
+                    cluster: 1,
+                    shared: shared(row_tiles, slices),
+                    overlap: false,
+                };
+                (&self.rows[epilogue as usize][row_tiles][slices], how)
+            }
+        }
     }
 }
 
@@ -208,6 +296,18 @@ mod tests {
     fn packed_weights_are_whole_tiles() {
         assert_eq!(packed_numbers(2049, 160), 2064 * 160);
         assert_eq!(packed_numbers(16, 32), 512);
+    }
+
+    #[test]
+    fn large_weights_are_those_of_large_models() {
+        let all = |hidden: u32, inner: u32, heads: u32, qkv: u32| {
+            [(qkv / 16, hidden), (hidden / 16, heads), (inner / 8, hidden), (hidden / 16, inner)]
+                .map(|(tiles, inputs)| large(tiles, inputs))
+        };
+        let (whole, split) = (Some(Large::Whole), Some(Large::Split));
+        assert_eq!(all(5120, 25600, 8192, 10240), [whole, split, whole, split]);
+        assert_eq!(all(4096, 12288, 4096, 6144), [None, None, whole, None]);
+        assert_eq!(all(1024, 3072, 2048, 4096), [None; 4]);
     }
 
     #[test]

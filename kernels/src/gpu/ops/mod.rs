@@ -73,7 +73,7 @@ impl Kernels {
             multiprocessors: device.multiprocessors(),
             attention: attention::Functions::new(&function, clusters)?,
             layers: layers::Functions::new(&function)?,
-            linear: linear::Functions::new(&function, hopper)?,
+            linear: linear::Functions::new(&function, clusters, hopper)?,
             nets: nets::Functions::new(&function)?,
             sampling: sampling::Functions::new(&function)?,
         })
