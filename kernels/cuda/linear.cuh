@@ -37,6 +37,18 @@ struct LinearArgs {
     float* squares_out;    // [rows, outputs / 16]
 };
 
+// The A fragments of the two instructions that take a tile of weights, from the halves that a lane has of it.
+// Registers of a fragment must be neighbours, as those of a half must. Were these mere copies, the compiler
+// would make them anew for each instruction, so they are something more: `nothing` is 0 unknown to it.
+struct Fragments {
+    u32 first[4], second[4];
+    __device__ __forceinline__ void take(const uint4& low, const uint4& high, u32 nothing) {
+        first[0] = low.x ^ nothing, first[1] = high.x ^ nothing, first[2] = low.y ^ nothing, first[3] = high.y ^ nothing;
+        second[0] = low.z ^ nothing, second[1] = high.z ^ nothing, second[2] = low.w ^ nothing, second[3] = high.w ^ nothing;
+    }
+};
+__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma(c, a[0], a[1], a[2], a[3], b0, b1); }
+
 __device__ __forceinline__ float silu(float v) { return v / (1.0f + expf(-v)); }
 
 __device__ __forceinline__ void add(float4& to, const float4& v) {

@@ -14,6 +14,7 @@ __device__ __forceinline__ void linear_rows(const LinearArgs& a) {
     __shared__ float scales[NT * 8];
     const int lane = threadIdx.x % WARP, slice = threadIdx.x / WARP;
     const u32 tiles = a.inputs / 32;
+    const u32 nothing = NT == 1 ? 0 : a.rows >> 31;  // see `Fragments`
     // The j-th tile of the slice.
     auto tile_at = [&](u32 j) { return (j / 2 * SLICES + slice) * 2 + j % 2; };
 
@@ -70,15 +71,21 @@ __device__ __forceinline__ void linear_rows(const LinearArgs& a) {
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             const u32 k = min(tile_at(j + u), tiles - 1);  // beyond the end w is zero
+            Fragments tile[MT];
 #pragma unroll
-            for (int n = 0; n < NT; n++) {
-                const uint4 b = *(const uint4*)(x + (u64)n * 8 * a.inputs + k * 32);
+            for (int i = 0; i < MT; i++) tile[i].take(w[u][i][0], w[u][i][1], nothing);
+            uint4 b[NT];
 #pragma unroll
-                for (int i = 0; i < MT; i++) {
-                    mma(acc[i][n], w[u][i][0].x, w[u][i][1].x, w[u][i][0].y, w[u][i][1].y, b.x, b.y);
-                    mma(acc[i][n], w[u][i][0].z, w[u][i][1].z, w[u][i][0].w, w[u][i][1].w, b.z, b.w);
-                }
-            }
+            for (int n = 0; n < NT; n++) b[n] = *(const uint4*)(x + (u64)n * 8 * a.inputs + k * 32);
+            // A sum's two steps are as far apart as can be: the second waits for the first.
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int i = 0; i < MT; i++) mma(acc[i][n], tile[i].first, b[n].x, b[n].y);
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int i = 0; i < MT; i++) mma(acc[i][n], tile[i].second, b[n].z, b[n].w);
         }
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)

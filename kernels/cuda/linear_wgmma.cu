@@ -83,15 +83,21 @@ __device__ __forceinline__ void wgmma(float (&d)[64], const u32 (&a)[4], u64 b) 
 }
 // STAGES of 64 inputs are ready or in work, RAW more of the rows alone on their way. The registers of a thread
 // that produces and of one that multiplies, weighted by their numbers, fit what the block starts with.
-template <int WGS, int ROWS, int STAGES, int RAW, int PRODUCER_REGS, int CONSUMER_REGS, int SLICES, Epilogue E>
+// BLOCKS is 1, or the blocks of a cluster that deal out the slices, two to each, for at most ROWS rows.
+template <int WGS, int ROWS, int STAGES, int RAW, int PRODUCER_REGS, int CONSUMER_REGS, int SLICES, int BLOCKS, Epilogue E>
 __device__ __forceinline__ void linear_wgmma(const LinearArgs& a) {
     constexpr int TILES = 4 * WGS;                                   // of 16 outputs: one a warp
     constexpr int STAGE_W = TILES * 2048, STAGE_X = ROWS * 128, STAGE = STAGE_W + STAGE_X;  // bytes
     constexpr int PIECES = ROWS / 16;  // of 8 rows by 32 inputs that a producing warp loads a stage
     constexpr int CORES = ROWS * 16;   // bytes of a core's width
+    constexpr bool SPLIT = BLOCKS > 1;
+    static_assert(!SPLIT || BLOCKS * 2 == SLICES, "a block has registers for two sums");
     extern __shared__ __align__(128) u8 staged[];  // [STAGES][STAGE], then [RAW][STAGE_X]
     __shared__ __align__(8) u64 full[STAGES], empty[STAGES];
     __shared__ float scales[ROWS];
+    constexpr int FRAGMENTS = TILES * (ROWS / 8);
+    float4* sums = (float4*)staged;  // [2][FRAGMENTS][WARP], when the stages are free
+    static_assert(!SPLIT || FRAGMENTS * WARP * 32 <= STAGES * STAGE + RAW * STAGE_X, "sums fit");
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const u32 tiles = a.inputs / 32, lines = (tiles + 1) / 2;
     const u32 last = (E == GATED ? a.outputs + 7 : a.outputs + 15) / (E == GATED ? 8 : 16) - 1;
@@ -101,18 +107,22 @@ __device__ __forceinline__ void linear_wgmma(const LinearArgs& a) {
     const u32 id = blockIdx.y * gridDim.x + blockIdx.x;
     const u32 group = id / (GROUP * gridDim.y) * GROUP, group_rows = min(GROUP, gridDim.x - group);
     const u32 in_group = id % (GROUP * gridDim.y);
-    const u32 first_row = (group + in_group % group_rows) * ROWS, first_tile = in_group / group_rows * TILES;
+    const u32 rank = SPLIT ? blockIdx.x : 0;
+    const u32 first_row = SPLIT ? 0 : (group + in_group % group_rows) * ROWS;
+    const u32 first_tile = (SPLIT ? blockIdx.y : in_group / group_rows) * TILES;
+    // Of this block: the first slice and how many lines.
+    const u32 first_slice = rank * 2;
+    auto slice_lines = [&](u32 slice) { return (lines + SLICES - 1 - min(slice, lines + SLICES - 1)) / SLICES; };
+    const u32 steps = SPLIT ? slice_lines(first_slice) + slice_lines(first_slice + 1) : lines;
 
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + s, 4);
-            barrier_init(empty + s, WGS * 4);
+            barrier_init(empty + s, WGS * WARPGROUP);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    wait_for_previous();
-    let_next_start();
 
     if (warp >= WGS * 4) {  // produces
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGS));
@@ -123,37 +133,51 @@ __device__ __forceinline__ void linear_wgmma(const LinearArgs& a) {
         const u32 raw = shared_place(staged + STAGES * STAGE) + (threadIdx.x - WGS * WARPGROUP) * 16;
         // Beyond the ends of w and x, repeat the last tile and row: what they give is not stored. Half a
         // line beyond the inputs is zero.
-        u32 ahead_line = 0, ahead_slice = 0, ahead_place = raw;
+        auto fetch_weights = [&](u32 stage, u32 line) {
+            if (lane != 0) return;
+            const u32 bytes = line * 2 + 1 < tiles ? 2048 : 1024;
+            barrier_expect(full + stage, WGS * bytes);
+#pragma unroll
+            for (int i = 0; i < WGS; i++) {
+                const u16* from = a.w + (u64)min(own_tile + i, last) * 16 * a.inputs + line * 1024;
+                copy_bulk(staged + stage * STAGE + (producer * WGS + i) * 2048, from, bytes, full + stage);
+            }
+        };
+        u32 stage = 0, parity = 1, slice = first_slice, line = slice;
+        auto advance = [&](u32& line, u32& slice) {
+            line += SLICES;
+            if (line >= lines) line = ++slice;
+        };
+        // Weights are constant: the first are on their way while the kernel before ends.
+#pragma unroll 1
+        for (u32 s = 0; s < min((u32)STAGES, steps); s++) {
+            fetch_weights(s, line);
+            advance(line, slice);
+        }
+        slice = line = first_slice;
+        wait_for_previous();
+        let_next_start();
+        u32 ahead_line = line, ahead_slice = slice, ahead_place = raw;
         auto fetch_rows = [&](u32 step) {
-            if (step < lines) {
+            if (step < steps) {
                 asm volatile("" : "+r"(row), "+r"(own_tile));  // addresses are computed anew: registers are few
                 const bool zero = ahead_line * 2 + half >= tiles;
                 const u16* from = x + (zero ? 0 : ahead_line * 64);
 #pragma unroll
                 for (int p = 0; p < PIECES; p++)
                     copy_async_or_zero(ahead_place + p * 2048, from + (u64)min(row + p * 16, a.rows - 1) * a.inputs, zero);
-                ahead_line += SLICES;
-                if (ahead_line >= lines) ahead_line = ++ahead_slice;
+                advance(ahead_line, ahead_slice);
                 ahead_place += STAGE_X;
                 if (ahead_place == raw + RAW * STAGE_X) ahead_place = raw;
             }
             asm volatile("cp.async.commit_group;" ::: "memory");
         };
         for (int s = 0; s < RAW; s++) fetch_rows(s);
-        u32 stage = 0, parity = 1, slice = 0, line = 0, now_place = raw;
-        for (u32 step = 0; step < lines; step++) {
+        u32 now_place = raw;
+        for (u32 step = 0; step < steps; step++) {
             barrier_wait(empty + stage, parity);
+            if (step >= STAGES) fetch_weights(stage, line);
             u8* to = staged + stage * STAGE;
-            if (lane == 0) {
-                const u32 bytes = line * 2 + 1 < tiles ? 2048 : 1024;
-                barrier_expect(full + stage, WGS * bytes);
-#pragma unroll
-                for (int i = 0; i < WGS; i++) {
-                    const u32 tile = producer * WGS + i;
-                    const u16* from = a.w + (u64)min(own_tile + i, last) * 16 * a.inputs + line * 1024;
-                    copy_bulk(to + tile * 2048, from, bytes, full + stage);
-                }
-            }
             __syncwarp();
             asm volatile("cp.async.wait_group %0;" ::"n"(RAW - 1) : "memory");
             const u32 place = shared_place(to + STAGE_W) + (half * 4 + lane / 8) * CORES + (producer / 2 * 8 + lane % 8) * 16;
@@ -171,15 +195,20 @@ __device__ __forceinline__ void linear_wgmma(const LinearArgs& a) {
             fetch_rows(step + RAW);
             now_place += STAGE_X;
             if (now_place == raw + RAW * STAGE_X) now_place = raw;
-            line += SLICES;
-            if (line >= lines) line = ++slice;
+            advance(line, slice);
             if (++stage == STAGES) {
                 stage = 0;
                 parity ^= 1;
             }
         }
+        if (SPLIT) {
+            cluster_sync();
+            cluster_sync();
+        }
     } else {  // multiply
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGS));
+        wait_for_previous();
+        let_next_start();
         if (E != RESIDUAL && a.squares != nullptr) {
 #pragma unroll 1
             for (u32 r = warp; r < ROWS; r += WGS * 16) {
@@ -193,9 +222,9 @@ __device__ __forceinline__ void linear_wgmma(const LinearArgs& a) {
         }
         float acc[ROWS / 2], total[ROWS / 2];
 #pragma unroll
-        for (int i = 0; i < ROWS / 2; i++) acc[i] = 0.0f;
-        u32 stage = 0, parity = 0, slice = 0, line = 0;
-        for (u32 step = 0; step < lines; step++) {
+        for (int i = 0; i < ROWS / 2; i++) acc[i] = total[i] = 0.0f;
+        u32 stage = 0, parity = 0, slice = first_slice, line = slice;
+        for (u32 step = 0; step < steps; step++) {
             barrier_wait(full + stage, parity);
             const u8* w = staged + stage * STAGE + warp * 2048 + lane * 16;
             u32 m[4][4];
@@ -207,23 +236,25 @@ __device__ __forceinline__ void linear_wgmma(const LinearArgs& a) {
                 first[0] = low.x, first[1] = high.x, first[2] = low.y, first[3] = high.y;
                 second[0] = low.z, second[1] = high.z, second[2] = low.w, second[3] = high.w;
             }
-            // Descriptor: place, bytes from one core to the next along k and along the rows, all by 16.
-            const u32 cores = shared_place(staged + stage * STAGE + STAGE_W);
+            // Descriptor: place, bytes from one core to the next along k and along the rows, all by 16. In a
+            // cluster a place has the block's rank above its 18 bits.
+            const u32 cores = shared_place(staged + stage * STAGE + STAGE_W) & 0x3ffff;
             const u64 x = (u64)(cores / 16) | (u64)(CORES / 16) << 16 | (u64)(128 / 16) << 32;
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
             for (int k = 0; k < 4; k++) wgmma(acc, m[k], x + k * (2 * CORES / 16));
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-            __syncwarp();
-            if (lane == 0) barrier_arrive(empty + stage);
+            barrier_arrive(empty + stage);
             line += SLICES;
             if (line >= lines) {
-                // The first slice is taken as it is: 0 + -0 would lose the sign.
+                // The first slice is taken as it is: 0 + -0 would lose the sign. The second of two stays as it is.
+                if (!SPLIT || slice == first_slice) {
 #pragma unroll
-                for (int i = 0; i < ROWS / 2; i++) {
-                    total[i] = slice == 0 ? acc[i] : total[i] + acc[i];
-                    acc[i] = 0.0f;
+                    for (int i = 0; i < ROWS / 2; i++) {
+                        total[i] = slice == first_slice ? acc[i] : total[i] + acc[i];
+                        acc[i] = 0.0f;
+                    }
                 }
                 line = ++slice;
             }
@@ -231,6 +262,30 @@ __device__ __forceinline__ void linear_wgmma(const LinearArgs& a) {
                 stage = 0;
                 parity ^= 1;
             }
+        }
+        if (SPLIT) {
+            asm volatile("bar.sync 1, %0;" ::"n"(WGS * WARPGROUP) : "memory");  // the stages are free
+#pragma unroll
+            for (int n = 0; n < ROWS / 8; n++) {
+                float4* to = sums + (warp * (ROWS / 8) + n) * WARP + lane;
+                to[0] = make_float4(total[n * 4], total[n * 4 + 1], total[n * 4 + 2], total[n * 4 + 3]);
+                to[FRAGMENTS * WARP] = make_float4(acc[n * 4], acc[n * 4 + 1], acc[n * 4 + 2], acc[n * 4 + 3]);
+            }
+            cluster_sync();
+#pragma unroll 1
+            for (u32 f = warp * BLOCKS + rank; f < FRAGMENTS; f += TILES * BLOCKS) {
+                const u32 tile = first_tile + f / (ROWS / 8), first = f % (ROWS / 8) * 8;
+                if (tile > last || first >= a.rows) continue;
+                const float4 old = before<E>(a, tile, first);
+                float4 v[SLICES];
+#pragma unroll
+                for (int s = 0; s < SLICES; s++) v[s] = load_of_block(sums + (s % 2 * FRAGMENTS + f) * WARP + lane, s / 2);
+#pragma unroll
+                for (int s = 1; s < SLICES; s++) add(v[0], v[s]);
+                finish<E>(a, v[0], old, constants<E>(a, tile), tile, first, a.squares ? scales + first : nullptr);
+            }
+            cluster_sync();  // others read this block's sums
+            return;
         }
         const u32 tile = first_tile + warp;
         if (tile > last) return;
@@ -246,26 +301,27 @@ __device__ __forceinline__ void linear_wgmma(const LinearArgs& a) {
     }
 }
 
-// Names: wgmma_[mid_|small_]<epilogue>_<slices>. Grid (rows by ROWS, tiles of outputs by 4 WGS), 128 (WGS + 1) threads,
-// shared memory of STAGES times (8192 WGS + 128 ROWS) and RAW times 128 ROWS bytes:
+// Names: wgmma_[mid_|small_]<epilogue>_<slices>, wgmma_split_<epilogue>_8. Grid (rows by ROWS, tiles of outputs by
+// 4 WGS), of split blocks (the blocks of a cluster, tiles), 128 (WGS + 1) threads, shared memory of STAGES times
+// (8192 WGS + 128 ROWS) and RAW times 128 ROWS bytes:
 //         outputs  rows  threads  shared  blocks a multiprocessor
 // large       192   128      512  212992  1
 // mid         128   128      384  196608  1; faster where there are nearly as many as multiprocessors
 // small       128    64      384  106496  2; faster where both are too few for the chip
-#define WGMMA(NAME, E, SLICES)                                                                            \
-    extern "C" __global__ void __launch_bounds__(512, 1) wgmma_##NAME##_##SLICES(LinearArgs a) {          \
-        linear_wgmma<3, 128, 4, 3, 56, 152, SLICES, E>(a);                                                \
-    }                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(384, 1) wgmma_mid_##NAME##_##SLICES(LinearArgs a) {      \
-        linear_wgmma<2, 128, 4, 4, 56, 224, SLICES, E>(a);                                                \
-    }                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(384, 2) wgmma_small_##NAME##_##SLICES(LinearArgs a) {    \
-        linear_wgmma<2, 64, 3, 4, 48, 96, SLICES, E>(a);                                                  \
-    }
+// split       128    64      384  106496  2, in clusters of 4; for up to 64 rows, where small ones are too few
+#define BLOCK(THREADS, EACH, NAME) extern "C" __global__ void __launch_bounds__(THREADS, EACH) NAME(LinearArgs a)
+#define WGMMA(NAME, E, SLICES)                                                                                        \
+    BLOCK(512, 1, wgmma_##NAME##_##SLICES) { linear_wgmma<3, 128, 4, 3, 56, 152, SLICES, 1, E>(a); }                  \
+    BLOCK(384, 1, wgmma_mid_##NAME##_##SLICES) { linear_wgmma<2, 128, 4, 4, 56, 224, SLICES, 1, E>(a); }              \
+    BLOCK(384, 2, wgmma_small_##NAME##_##SLICES) { linear_wgmma<2, 64, 3, 4, 48, 96, SLICES, 1, E>(a); }
+#define WGMMA_SPLIT(NAME, E) BLOCK(384, 2, wgmma_split_##NAME##_8) { linear_wgmma<2, 64, 3, 4, 48, 96, 8, 4, E>(a); }
 WGMMA(store, STORE, 8)
 WGMMA(store, STORE, 16)
 WGMMA(residual, RESIDUAL, 8)
 WGMMA(residual, RESIDUAL, 16)
 WGMMA(gated, GATED, 8)
 WGMMA(gated, GATED, 16)
+WGMMA_SPLIT(store, STORE)
+WGMMA_SPLIT(residual, RESIDUAL)
+WGMMA_SPLIT(gated, GATED)
 #endif

@@ -11,6 +11,7 @@ pub const SOURCES: &[(&str, &str)] = sources![
     "linear_rows.cu",
     "linear_tiled.cu",
     "linear_wgmma.cu",
+    "linear_wide.cu",
     "nets.cu",
     "sampling.cu"
 ];

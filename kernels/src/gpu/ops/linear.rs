@@ -1,4 +1,4 @@
-//! `linear_rows.cu`, and for many rows `linear_wgmma.cu` or `linear_tiled.cu`.
+//! `linear_rows.cu`, for large weights `linear_wide.cu`, and for many rows `linear_wgmma.cu` or `linear_tiled.cu`.
 
 use super::{Find, Kernels};
 use crate::gpu::{Args, DevicePtr, Function, GpuError, Launch, Stream, launch};
@@ -89,8 +89,44 @@ pub(super) struct Functions {
     short: Option<[[Function; 2]; 4]>,
     /// By epilogue and slices.
     tiled: [[Function; 2]; 3],
-    /// By size of blocks, epilogue and slices; `None` on chips without these instructions.
-    wgmma: Option<[[[Function; 2]; 3]; 3]>,
+    /// By epilogue, tiles of 8 rows (2, 4) and kind: 8 slices, 16 slices, [`SPLIT`]; `None` without clusters.
+    wide: Option<[[[Function; 3]; 2]; 3]>,
+    /// By epilogue; `None` on chips without these instructions.
+    wgmma: Option<[Wgmma; 3]>,
+}
+
+#[derive(Debug)]
+struct Wgmma {
+    /// By size of blocks and slices.
+    whole: [[Function; 2]; 3],
+    /// Of 8 slices, in clusters.
+    split: Function,
+}
+
+/// Blocks of a cluster that deal out the slices of a weight with few outputs and many inputs.
+const SPLIT: u32 = 4;
+/// Tiles of outputs from which on blocks with all slices fill the chip: measured on an H200 with the shapes of
+/// Qwen3, where those of fewer outputs than 10240 do not.
+const MANY_TILES: u32 = 640;
+/// Inputs from which on a weight with few outputs is worth a cluster's exchange of sums.
+const MANY_INPUTS: u32 = 8192;
+
+/// How a large weight is computed for 9 to 64 rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Large {
+    Whole,
+    Split,
+}
+
+/// `None` for a weight that `linear_rows` computes sooner, or as soon.
+fn large(tiles: u32, inputs: u32) -> Option<Large> {
+    if tiles >= MANY_TILES {
+        Some(Large::Whole)
+    } else if inputs >= MANY_INPUTS && slices(tiles, inputs) == 8 {
+        Some(Large::Split)
+    } else {
+        None
+    }
 }
 
 /// Blocks of `linear_wgmma`: tiles of outputs, rows, threads, bytes of shared memory.
@@ -105,6 +141,9 @@ const WGMMA: [(&str, Block); 3] = [
     ("mid_", Block { tiles: 8, rows: 128, threads: 384, shared: 196_608 }),
     ("small_", Block { tiles: 8, rows: 64, threads: 384, shared: 106_496 }),
 ];
+
+/// Index of the small blocks.
+const SMALL: usize = 2;
 
 /// Blocks of `linear_short`: the slices of the weights that they are for, and the most lines of 64 inputs a slice.
 struct Short {
@@ -134,6 +173,14 @@ impl Short {
     }
 }
 
+/// Tiles of outputs a block of `linear_wide`.
+const WIDE_TILES: u32 = 4;
+
+/// Bytes of shared memory of a block of `linear_wide`, by tiles of 8 rows.
+fn wide_shared(row_tiles: u32, split: bool) -> u32 {
+    61_440 + if split { row_tiles * 2048 } else { 0 }
+}
+
 const NAMES: [&str; 3] = ["store", "residual", "gated"];
 
 /// Tiles of outputs a block of `linear_rows`, by tiles of 8 rows and by slices.
@@ -157,48 +204,55 @@ fn array<T, const N: usize>(make: impl FnMut(usize) -> Result<T, GpuError>) -> R
 
 impl Functions {
     pub(super) fn new(find: Find<'_>, clusters: bool, hopper: bool) -> Result<Self, GpuError> {
+        let find_for = |file: &str, name: &str, shared: u32| -> Result<Function, GpuError> {
+            let function = find(file, name)?;
+            function.set_max_dynamic_shared(shared)?;
+            Ok(function)
+        };
         let rows = array(|e| {
             array(|n| {
-                array(|s| {
-                    let function = find("linear_rows.cu", &format!("rows_{}_{}_{}", NAMES[e], 1 << n, 8 << s))?;
-                    function.set_max_dynamic_shared(shared(n, s))?;
-                    Ok(function)
-                })
+                array(|s| find_for("linear_rows.cu", &format!("rows_{}_{}_{}", NAMES[e], 1 << n, 8 << s), shared(n, s)))
             })
         })?;
+        let tiled =
+            array(|e| array(|s| find_for("linear_tiled.cu", &format!("tiled_{}_{}", NAMES[e], 8 << s), TILED.shared)))?;
         let short = || {
             array(|i| {
                 let short = &SHORT[i];
                 array(|n| {
-                    let name = NAMES[short.epilogue as usize];
-                    let function = find("linear_rows.cu", &format!("short_{name}_{}_{}", 1 << n, short.lines))?;
-                    function.set_max_dynamic_shared(short.shared(n))?;
-                    Ok(function)
+                    let name = format!("short_{}_{}_{}", NAMES[short.epilogue as usize], 1 << n, short.lines);
+                    find_for("linear_rows.cu", &name, short.shared(n))
                 })
             })
         };
         let short = if clusters { Some(short()?) } else { None };
-        let tiled = array(|e| {
-            array(|s| {
-                let function = find("linear_tiled.cu", &format!("tiled_{}_{}", NAMES[e], 8 << s))?;
-                function.set_max_dynamic_shared(TILED.shared)?;
-                Ok(function)
-            })
-        })?;
-        let wgmma = || {
-            array(|size| {
-                array(|e| {
-                    array(|s| {
-                        let (name, block) = &WGMMA[size];
-                        let function = find("linear_wgmma.cu", &format!("wgmma_{name}{}_{}", NAMES[e], 8 << s))?;
-                        function.set_max_dynamic_shared(block.shared)?;
-                        Ok(function)
+        let wide = || {
+            array(|e| {
+                array(|n| {
+                    let row_tiles = 2 << n;
+                    array(|kind| {
+                        let (part, slices) = [("", 8), ("", 16), ("split_", 8)][kind];
+                        let name = format!("wide_{part}{}_{row_tiles}_{slices}", NAMES[e]);
+                        find_for("linear_wide.cu", &name, wide_shared(row_tiles, kind == 2))
                     })
                 })
             })
         };
+        let wgmma = || {
+            array(|e| {
+                let whole = array(|size| {
+                    let (name, block) = &WGMMA[size];
+                    array(|s| {
+                        find_for("linear_wgmma.cu", &format!("wgmma_{name}{}_{}", NAMES[e], 8 << s), block.shared)
+                    })
+                })?;
+                let split = format!("wgmma_split_{}_8", NAMES[e]);
+                Ok(Wgmma { whole, split: find_for("linear_wgmma.cu", &split, WGMMA[SMALL].1.shared)? })
+            })
+        };
+        let wide = if clusters { Some(wide()?) } else { None };
         let wgmma = if hopper { Some(wgmma()?) } else { None };
-        Ok(Self { rows, short, tiled, wgmma })
+        Ok(Self { rows, short, tiled, wide, wgmma })
     }
 }
 
@@ -221,7 +275,7 @@ impl Kernels {
             let (function, block) = match &functions.wgmma {
                 Some(wgmma) => {
                     let size = wgmma_size(args.rows, tiles, self.multiprocessors);
-                    (&wgmma[size][epilogue as usize][slices], &WGMMA[size].1)
+                    (&wgmma[epilogue as usize].whole[size][slices], &WGMMA[size].1)
                 }
                 None => (&functions.tiled[epilogue as usize][slices], &TILED),
             };
@@ -230,28 +284,79 @@ impl Kernels {
             // SAFETY: the caller's.
             return unsafe { launch(function, &how, stream, Args::new().value(&args)) };
         }
-        let row_tiles = (args.rows / 8).ilog2() as usize;
-        let fits = |short: &Short| short.fits(epilogue, tiles, args.inputs, self.multiprocessors);
-        if let (Some(functions), Some(i)) = (functions.short.as_ref(), SHORT.iter().position(fits))
-            && let Some(function) = functions[i].get(row_tiles)
-        {
-            let short = &SHORT[i];
-            let grid = [tiles.div_ceil(short.tiles), 1, 1];
-            let shared = short.shared(row_tiles);
-            let how = Launch { grid, block: 32 * short.slices, cluster: 1, shared, overlap: true };
-            // SAFETY: the caller's.
-            return unsafe { launch(function, &how, stream, Args::new().value(&args)) };
-        }
-        let grid = [tiles.div_ceil(BLOCK_TILES[row_tiles][slices]), 1, 1];
         // Blocks that wait early take the places of the last ones: with few long blocks that costs more than
         // it gains (measured on an H200: 8 % for 5120 outputs of 25600 inputs).
-        let long = epilogue == Epilogue::Residual && args.inputs >= 16384;
-        let overlap = self.clusters && !long;
-        let block = 256 << slices;
-        let how = Launch { grid, block, cluster: 1, shared: shared(row_tiles, slices), overlap };
-        let function = &functions.rows[epilogue as usize][row_tiles][slices];
+        let (function, how) = functions.streamed(epilogue, args.rows, tiles, args.inputs, self.multiprocessors);
+        let long = epilogue == Epilogue::Residual && args.inputs >= 16384 && how.cluster == 1;
+        let how = Launch { overlap: self.clusters && !long, ..how };
         // SAFETY: the caller's.
         unsafe { launch(function, &how, stream, Args::new().value(&args)) }
+    }
+}
+
+impl Functions {
+    /// The kernel for up to [`MAX_STREAMED_ROWS`] rows.
+    fn streamed(
+        &self,
+        epilogue: Epilogue,
+        rows: u32,
+        tiles: u32,
+        inputs: u32,
+        multiprocessors: u32,
+    ) -> (&Function, Launch) {
+        let fits = |short: &Short| short.fits(epilogue, tiles, inputs, multiprocessors);
+        if let (Some(functions), Some(i)) = (&self.short, SHORT.iter().position(fits))
+            && let Some(function) = functions[i].get((rows / 8).ilog2() as usize)
+        {
+            let short = &SHORT[i];
+            let how = Launch {
+                grid: [tiles.div_ceil(short.tiles), 1, 1],
+                block: 32 * short.slices,
+                cluster: 1,
+                shared: short.shared((rows / 8).ilog2() as usize),
+                overlap: false,
+            };
+            return (function, how);
+        }
+        let slices = usize::from(slices(tiles, inputs) == 16);
+        let split = large(tiles, inputs) == Some(Large::Split);
+        let cluster = if split { SPLIT } else { 1 };
+        match (rows, large(tiles, inputs), &self.wide, &self.wgmma) {
+            (16 | 32, Some(_), Some(wide), _) => {
+                let row_tiles = rows / 8;
+                let kind = if split { 2 } else { slices };
+                let how = Launch {
+                    grid: [tiles.div_ceil(WIDE_TILES) * cluster, 1, 1],
+                    block: if epilogue == Epilogue::Residual { 128 } else { 160 },
+                    cluster,
+                    shared: wide_shared(row_tiles, split),
+                    overlap: false,
+                };
+                (&wide[epilogue as usize][usize::from(row_tiles == 4)][kind], how)
+            }
+            (64, Some(_), _, Some(wgmma)) => {
+                let (wgmma, block) = (&wgmma[epilogue as usize], &WGMMA[SMALL].1);
+                let how = Launch {
+                    grid: [cluster, tiles.div_ceil(block.tiles), 1],
+                    block: block.threads,
+                    cluster,
+                    shared: block.shared,
+                    overlap: false,
+                };
+                (if split { &wgmma.split } else { &wgmma.whole[SMALL][slices] }, how)
+            }
+            _ => {
+                let row_tiles = (rows / 8).ilog2() as usize;
+                let how = Launch {
+                    grid: [tiles.div_ceil(BLOCK_TILES[row_tiles][slices]), 1, 1],
+                    block: 256 << slices,
+                    cluster: 1,
+                    shared: shared(row_tiles, slices),
+                    overlap: false,
+                };
+                (&self.rows[epilogue as usize][row_tiles][slices], how)
+            }
+        }
     }
 }
 
@@ -271,6 +376,18 @@ mod tests {
     fn packed_weights_are_whole_tiles() {
         assert_eq!(packed_numbers(2049, 160), 2064 * 160);
         assert_eq!(packed_numbers(16, 32), 512);
+    }
+
+    #[test]
+    fn large_weights_are_those_of_large_models() {
+        let all = |hidden: u32, inner: u32, heads: u32, qkv: u32| {
+            [(qkv / 16, hidden), (hidden / 16, heads), (inner / 8, hidden), (hidden / 16, inner)]
+                .map(|(tiles, inputs)| large(tiles, inputs))
+        };
+        let (whole, split) = (Some(Large::Whole), Some(Large::Split));
+        assert_eq!(all(5120, 25600, 8192, 10240), [whole, split, whole, split]);
+        assert_eq!(all(4096, 12288, 4096, 6144), [None, None, whole, None]);
+        assert_eq!(all(1024, 3072, 2048, 4096), [None; 4]);
     }
 
     #[test]
