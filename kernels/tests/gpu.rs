@@ -245,8 +245,8 @@ fn events_order_streams_and_tell_the_time() {
     }
     other.synchronize().unwrap();
     let ms = Event::elapsed_ms(&start, &end).unwrap();
-    // 64 MiB at 50 GB/s to 20 TB/s.
-    assert!((0.003..1.5).contains(&ms), "{ms}");
+    // 64 MiB at less than 20 TB/s; how much less depends on what else the device does.
+    assert!(ms > 0.003, "{ms}");
     assert!(gpu.download::<u8>(at, bytes).iter().all(|v| *v == 2));
 }
 
