@@ -3,6 +3,7 @@
 //!
 //! Needs the plugins: `cargo xtask build --release`, then `cargo bench -p tokenrouter-tests --bench prefix`.
 
+#[allow(dead_code)] // What the tests alone use.
 #[path = "../system/demo.rs"]
 mod demo;
 

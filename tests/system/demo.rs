@@ -74,7 +74,6 @@ pub fn me(name: &str, settings: serde_json::Value) -> Route {
 }
 
 /// A policy between a small model and `large`.
-#[allow(dead_code)] // The bench that shares this file has no use for it.
 pub fn pair(name: &str, plugin: &'static str, settings: serde_json::Value) -> Route {
     let models: &[_] = if plugin == "collm" { &[(3, "slm"), (2, "llm")] } else { &[(0, "slm"), (2, "llm")] };
     Route { name: name.into(), plugin, settings, models }

@@ -26,6 +26,7 @@ use tokenrouter::policy::{Linked, PolicyFactory};
 use tokenrouter::request::{
     ModelDown, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, SamplingParams,
 };
+use tokenrouter::runner::PAGE_TOKENS;
 use tokenrouter::runner::simulated::{Latency, SimulatedRunner};
 use tokenrouter::simulation::{Ending, Ledgers, Network, SimulatedModel, World};
 use tokenrouter::subserver::coordinator::Waiting;
@@ -113,7 +114,9 @@ fn random_specs(rng: &mut Rng, routes: &[Route]) -> Vec<Arc<RequestSpec>> {
     fn text(rng: &mut Rng, most: u64) -> Vec<u32> {
         (0..rng.below(most)).map(|_| 1 + rng.below(u64::from(VOCAB) - 1) as u32).collect()
     }
-    let documents = [(); 2].map(|()| text(rng, 64));
+    // In the second one page follows another with the same tokens.
+    let documents =
+        [text(rng, 64), text(rng, 64).iter().copied().cycle().take(PAGE_TOKENS).collect::<Vec<_>>().repeat(4)];
     let mut specs: Vec<Arc<RequestSpec>> = Vec::new();
     for id in 1..=1 + rng.below(6) {
         let mut prompt = match rng.below(4) {
