@@ -136,7 +136,8 @@ pub fn observed(setup: &Setup, routes: &[Route], observer: Option<Arc<dyn Observ
         excluded: Vec::new(),
         directory: root(),
     });
-    Engine::start_observed(models.collect(), routes.collect(), Schedule::default(), observer).expect("the engine starts")
+    Engine::start_observed(models.collect(), routes.collect(), Schedule::default(), observer)
+        .expect("the engine starts")
 }
 
 /// A finished request.

@@ -20,7 +20,7 @@ fn tables_json_and_csv() {
     let dir = tempfile::tempdir().unwrap();
     let [json, csv] = ["r.json", "r.csv"].map(|name| dir.path().join(name).display().to_string());
     let output = simulate(&[
-        "config/simulate-r2r.toml",
+        "config/plans/r2r.toml",
         "--schedule",
         "delayed,step-sync",
         "--concurrency",
@@ -81,9 +81,9 @@ fn plans_beyond_one_machine() {
 #[test]
 fn refusals_are_one_line() {
     for (arguments, message) in [
-        (&["config/simulate-r2r.toml", "--concurrency", "0"][..], "0 is not in 1.."),
+        (&["config/plans/r2r.toml", "--concurrency", "0"][..], "0 is not in 1.."),
         (
-            &["config/simulate-r2r.toml", "--schedule", "lazy"],
+            &["config/plans/r2r.toml", "--schedule", "lazy"],
             "must be \"delayed\", \"eager\", \"model-sync\" or \"step-sync\"",
         ),
         (&["no/plan.toml"], "no/plan.toml: cannot be read: "),
