@@ -29,7 +29,7 @@ Examples:
   tokenrouter serve config/demo.toml --port 8000
   tokenrouter eval config/demo.toml --route rstitch --dataset models/demo/eval.jsonl
   tokenrouter bench config/demo.toml --route rstitch --requests 1,4 --output-len 64
-  tokenrouter simulate config/simulate-r2r.toml --schedule delayed,eager
+  tokenrouter simulate config/plans/r2r.toml --schedule delayed,eager
   tokenrouter tune --times 6.0,27.9 --handoff 0.35 --concurrency 1..16
 
 Any key of the configuration can be set by the environment: TOKENROUTER__SERVER__PORT=8000";

@@ -191,11 +191,6 @@ impl<A: Audience> World<A> {
         self.agenda.enter(at, Happening::Cancel(id));
     }
 
-    /// Deliver a message of one's own making at `at`. For tests.
-    pub fn inject(&mut self, at: Duration, to: ModelId, message: Message) {
-        self.agenda.enter(at, Happening::Deliver(to, Letter { message, announced: false }));
-    }
-
     /// `model` loses its replica of `id` at `at`, if it is pending and no message is on its way to it.
     pub fn lose_state(&mut self, at: Duration, model: ModelId, id: RequestId) {
         self.agenda.enter(at, Happening::Forget(model, id));

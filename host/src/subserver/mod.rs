@@ -302,7 +302,7 @@ impl SubServer {
         let view = PeerView::new(from.unwrap_or_default(), &arriving, count, &message.payload);
         let acceptance = attachment.receive(&replica.view(), &view);
         // Own provisional tokens live on only where the message confirms them.
-        replica.rewrite(message.base, &message.tokens, message.provisional);
+        replica.rewrite(message.base, message.tokens.iter().copied(), message.provisional);
         replica.verify = !replica.provisional.is_empty();
         replica.owned = true;
         replica.seq = message.seq;
@@ -430,8 +430,7 @@ impl SubServer {
     fn commit(&mut self, id: RequestId, commit: Vec<Committed>, provisional: Vec<Committed>) {
         let Some(replica) = self.replicas.get_mut(&id) else { return };
         let start = replica.generated();
-        let tokens: Vec<_> = commit.iter().map(|c| c.token).collect();
-        replica.rewrite(replica.committed, &tokens, provisional);
+        replica.rewrite(replica.committed, commit.iter().map(|c| c.token), provisional);
         if !commit.is_empty() {
             replica.idle_handoffs = 0;
             self.effects.push(Effect::Event(id, Event::Committed { start, tokens: commit }));
@@ -447,7 +446,7 @@ impl SubServer {
         let (Some(&target), Some(&base)) = (attachment.models.get(index), replica.anchors.get(index)) else { return };
         replica.anchors[own] = committed;
         replica.anchors[index] = committed;
-        replica.rewrite(committed, &[], provisional);
+        replica.rewrite(committed, std::iter::empty(), provisional);
         replica.owned = false;
         replica.came_from = None;
         replica.budget = None;

@@ -108,9 +108,14 @@ impl Replica {
 
     /// Replace everything from token `from` on by `commit`, committed, and `provisional`. K/V is kept as
     /// far as the tokens stay the same.
-    pub fn rewrite(&mut self, from: usize, commit: &[TokenId], provisional: Vec<Committed>) {
-        let mut at = from;
-        for token in commit.iter().copied().chain(provisional.iter().map(|c| c.token)) {
+    pub fn rewrite(
+        &mut self,
+        from: usize,
+        commit: impl ExactSizeIterator<Item = TokenId>,
+        provisional: Vec<Committed>,
+    ) {
+        let (mut at, committed) = (from, from + commit.len());
+        for token in commit.chain(provisional.iter().map(|c| c.token)) {
             if self.tokens.get(at) != Some(&token) {
                 self.tokens.truncate(at);
                 self.kv_len = self.kv_len.min(at);
@@ -119,7 +124,7 @@ impl Replica {
             at += 1;
         }
         self.tokens.truncate(at);
-        self.committed = from + commit.len();
+        self.committed = committed;
         self.provisional = provisional;
         self.verify = false;
         self.kv_len = self.kv_len.min(at);

@@ -121,10 +121,12 @@ pub fn resolve(situation: &Situation<'_>, decisions: &[Decision]) -> Outcome {
     let spent = outcome.budget == Some(0);
     let written = outcome.commit.len() + outcome.provisional.len() + 1;
     let full = s.generated as usize + written >= s.max_tokens as usize;
-    outcome.provisional.push(candidate);
     // A draft cannot go on past the limit or the budget: it is committed there.
     if kind == DecisionKind::Stay || spent || full {
         outcome.commit.append(&mut outcome.provisional);
+        outcome.commit.push(candidate);
+    } else {
+        outcome.provisional.push(candidate);
     }
     if let Some(reason) = close(&mut outcome.commit, s.generated, s.max_tokens, s.ends) {
         outcome.provisional.clear();

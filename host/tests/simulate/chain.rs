@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use tokenrouter::subserver::gate::Schedule;
 
-use super::{assert_close, closed, model, ms, summary};
+use super::{assert_close, assert_within, closed, model, ms, summary};
 
 /// Names of the chain's description.
 #[allow(non_snake_case)]
@@ -45,9 +45,11 @@ fn throughput_and_batches_are_those_of_the_chain() {
         let plan = closed(planned.collect(), case.N, Schedule::Delayed);
         assert_eq!(plan.check(), Ok(()), "{}", case.id);
         let summary = summary(&plan);
+        println!("{}: {:+.3} %", case.id, 100.0 * (summary.steady_tokens_per_second / case.tokens_per_second - 1.0));
         assert_close(summary.steady_tokens_per_second, case.tokens_per_second, &case.id);
         for (model, batch) in summary.models.iter().zip(&case.mean_batch) {
-            assert_close(model.mean_batch, *batch, &format!("{}: batch", case.id));
+            // The last requests run down to none.
+            assert_within(0.05, model.mean_batch, *batch, &format!("{}: batch", case.id));
         }
     }
 }

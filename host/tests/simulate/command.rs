@@ -15,12 +15,16 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
+fn text_of(output: &Output) -> String {
+    text(&output.stderr)
+}
+
 #[test]
 fn tables_json_and_csv() {
     let dir = tempfile::tempdir().unwrap();
     let [json, csv] = ["r.json", "r.csv"].map(|name| dir.path().join(name).display().to_string());
     let output = simulate(&[
-        "config/simulate-r2r.toml",
+        "config/plans/r2r.toml",
         "--schedule",
         "delayed,step-sync",
         "--concurrency",
@@ -79,11 +83,38 @@ fn plans_beyond_one_machine() {
 }
 
 #[test]
+fn a_trace_keeps_its_requests() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = dir.path().join("p.toml");
+    let written = "[simulation]\narrivals = { trace = 't.csv' }\n[models.m]\nstep_ms = 10\n";
+    std::fs::write(&plan, written).unwrap();
+    std::fs::write(dir.path().join("t.csv"), "arrival_ms,output_tokens\n0,3\n5,2\n").unwrap();
+    let [plan, csv] = [plan, dir.path().join("r.csv")].map(|path| path.display().to_string());
+    let output = simulate(&[&plan, "--csv", &csv]);
+    assert_eq!(output.status.code(), Some(0), "{}", text_of(&output));
+    // The second comes in the first step and joins the second.
+    let lines = std::fs::read_to_string(csv).unwrap();
+    let told: Vec<&str> = lines.lines().skip(1).collect();
+    assert_eq!(
+        told,
+        [
+            "delayed,-,0,0.000000,1,3,10.000000,10.000000,30.000000,0",
+            "delayed,-,1,5.000000,1,2,15.000000,10.000000,25.000000,0"
+        ]
+    );
+    for flag in ["--concurrency", "--requests"] {
+        let refused = simulate(&[&plan, flag, "2"]);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(text_of(&refused).contains(&format!("{flag}: the plan's requests are those of its trace")));
+    }
+}
+
+#[test]
 fn refusals_are_one_line() {
     for (arguments, message) in [
-        (&["config/simulate-r2r.toml", "--concurrency", "0"][..], "0 is not in 1.."),
+        (&["config/plans/r2r.toml", "--concurrency", "0"][..], "0 is not in 1.."),
         (
-            &["config/simulate-r2r.toml", "--schedule", "lazy"],
+            &["config/plans/r2r.toml", "--schedule", "lazy"],
             "must be \"delayed\", \"eager\", \"model-sync\" or \"step-sync\"",
         ),
         (&["no/plan.toml"], "no/plan.toml: cannot be read: "),

@@ -39,12 +39,13 @@ fn model(step_ms: &[f64], min_batch: u32, routing: &[f64], commit: &[f64]) -> Pl
     }
 }
 
-/// `requests` under way for ever, as far as the measured part goes.
-fn closed(models: Vec<PlannedModel>, requests: u32, schedule: Schedule) -> Plan {
+/// `under_way` requests for ever, as far as the measured part goes: four rounds of them.
+fn closed(models: Vec<PlannedModel>, under_way: u32, schedule: Schedule) -> Plan {
+    let requests = 4 * under_way;
     let output = TOKENS / requests;
     let load = PlannedLoad {
         requests,
-        arrivals: Arrivals::Closed(requests),
+        arrivals: Arrivals::Closed(under_way),
         prompt: Lengths(1, 1),
         output: Lengths(output, output),
     };
@@ -65,5 +66,10 @@ fn r2r(p: f64, min_batch: [u32; 2]) -> Vec<PlannedModel> {
 
 #[track_caller]
 fn assert_close(got: f64, want: f64, what: &str) {
-    assert!((got / want - 1.0).abs() < 0.02, "{what}: {got}, not {want}");
+    assert_within(0.02, got, want, what);
+}
+
+#[track_caller]
+fn assert_within(share: f64, got: f64, want: f64, what: &str) {
+    assert!((got / want - 1.0).abs() < share, "{what}: {got}, not {want}");
 }

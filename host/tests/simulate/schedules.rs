@@ -14,8 +14,8 @@ fn rate(p: f64, requests: u32, schedule: Schedule, min_batch: [u32; 2]) -> f64 {
 /// A round is one step of the small model with all requests, and one of the large model if any needs it.
 #[test]
 fn step_sync_goes_in_rounds() {
-    for (p, requests) in [(0.35, 1), (0.35, 4), (0.35, 16), (0.05, 8)] {
-        let some = 1.0 - (1.0 - p as f64).powi(requests as i32);
+    for (p, requests) in [(0.35_f64, 1), (0.35, 4), (0.35, 16), (0.05, 8)] {
+        let some = 1.0 - (1.0 - p).powi(requests as i32);
         let want = f64::from(requests) / (0.006 + 0.0279 * some);
         assert_close(rate(p, requests, Schedule::StepSync, [1, 1]), want, &format!("p {p}, N {requests}"));
     }

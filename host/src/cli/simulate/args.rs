@@ -35,8 +35,8 @@ pub struct Simulate {
 
 const AFTER_HELP: &str = "\
 Examples:
-  tokenrouter simulate config/simulate-r2r.toml
-  tokenrouter simulate config/simulate-r2r.toml --schedule delayed,eager,model-sync,step-sync \\
+  tokenrouter simulate config/plans/r2r.toml
+  tokenrouter simulate config/plans/r2r.toml --schedule delayed,eager,model-sync,step-sync \\
       --concurrency 4,8,16
   tokenrouter simulate plan.toml --json out.json --csv requests.csv
 

@@ -21,7 +21,7 @@ use crate::simulation::summary::Summary;
 
 pub fn run(arguments: &Simulate) -> Result<(), Failure> {
     let base = load(&arguments.plan)?;
-    let plans = plans(&base, arguments);
+    let plans = plans(&base, arguments).map_err(Failure::input)?;
     let name = arguments.plan.display().to_string();
     for plan in &plans {
         plan.check().map_err(|e| Failure::input(format!("{name}: {e}")))?;
@@ -48,7 +48,12 @@ fn load(file: &Path) -> Result<Plan, Failure> {
 }
 
 /// The plan with what the command line puts in its place, in all combinations.
-fn plans(base: &Plan, arguments: &Simulate) -> Vec<Plan> {
+fn plans(base: &Plan, arguments: &Simulate) -> Result<Vec<Plan>, String> {
+    let traced = matches!(base.load.arrivals, Arrivals::Trace(_));
+    let given = [("--concurrency", !arguments.concurrency.is_empty()), ("--requests", arguments.requests.is_some())];
+    if let Some((flag, _)) = given.iter().find(|(_, given)| traced && *given) {
+        return Err(format!("{flag}: the plan's requests are those of its trace; give other arrivals in the plan"));
+    }
     let schedules = if arguments.schedules.is_empty() { vec![base.schedule] } else { arguments.schedules.clone() };
     let mut loads = vec![base.load.clone()];
     if !arguments.concurrency.is_empty() {
@@ -62,7 +67,7 @@ fn plans(base: &Plan, arguments: &Simulate) -> Vec<Plan> {
     loads.iter_mut().for_each(|load| load.requests = arguments.requests.unwrap_or(load.requests));
     let seed = arguments.seed.unwrap_or(base.seed);
     let of = |schedule| loads.iter().map(move |load| Plan { schedule, load: load.clone(), seed, ..base.clone() });
-    schedules.into_iter().flat_map(of).collect()
+    Ok(schedules.into_iter().flat_map(of).collect())
 }
 
 fn simulate(plan: &Plan) -> Result<Run, Failure> {

@@ -56,7 +56,7 @@ fn everything_that_can_be_written() {
 fn impossible_plans_get_one_line() {
     for (was, instead, message) in [
         ("l = 0.35", "l = 0.3", "p.toml:7: models.s.routing: the probabilities add up to 0.95, not to 1"),
-        ("l = 0.35", "x = 0.35", "p.toml:7: models.s.routing: there is no model `x`: known are s, l"),
+        ("l = 0.35", "huge = 0.35", "p.toml:7: models.s.routing: there is no model `huge`: known are s, l"),
         ("s = 0.65", "s = -0.65", "p.toml:7: models.s.routing.s = -0.65: must be from 0 to 1"),
         ("step_ms = 6", "step_ms = -6", "p.toml:6: models.s.step_ms = -6: must be from 0.000001 to 1000000000"),
         ("8 = 27.9", "8 = -27.9", "p.toml:10: models.l.step_ms.8 = -27.9: must be from 0.000001 to 1000000000"),
