@@ -199,7 +199,7 @@ impl Case {
             return Err(CaseError::TooMany(settings));
         }
         let holds = self.hold_ms(system.len())?.into_iter().map(Some).collect();
-        let options = Options { fixed, holds, grain: self.grain(), threads };
+        let options = Options { fixed, holds, grain: self.grain(), threads, haste: 1 };
         let limits = Limits { fold: true, ..Limits::EXACT };
         let (point, margin, feasible) = search::all(&system, self.requests, &options, limits)?;
         let outcome =

@@ -66,11 +66,13 @@ pub struct Options {
     pub grain: Grain,
     /// Settings that are tried at once.
     pub threads: usize,
+    /// Divides the effort of simulations and the size of chains, from 1: what is lost is a few tenths of a percent.
+    pub haste: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { fixed: Vec::new(), holds: Vec::new(), grain: Grain::Auto, threads: 1 }
+        Self { fixed: Vec::new(), holds: Vec::new(), grain: Grain::Auto, threads: 1, haste: 1 }
     }
 }
 
@@ -93,6 +95,11 @@ pub fn evaluate(
 fn simulated(system: &System, requests: usize, setting: Setting, reason: ChainError) -> Result<Point, Fault> {
     let simulation::Estimate { rates, standard_error } = simulation::estimate(system, requests, &setting, LONG)?;
     Ok(Point { setting, rates, method: Method::Simulation { standard_error, reason } })
+}
+
+fn hasty(limits: Limits, options: &Options) -> Limits {
+    let haste = options.haste.max(1) as usize;
+    Limits { states: limits.states / haste, transitions: limits.transitions / haste, ..limits }
 }
 
 /// A place in the search: thresholds, then numbers of holds.
@@ -167,7 +174,7 @@ pub fn all(
 
 /// Rates of a setting to compare with; simulated earlier than those of the best.
 pub fn rates(system: &System, requests: usize, setting: &Setting, options: &Options) -> Result<Point, Fault> {
-    evaluate(system, requests, setting, options.grain, QUICK)
+    evaluate(system, requests, setting, options.grain, hasty(QUICK, options))
 }
 
 /// Throughput over the thresholds of `model`, all else as in `setting`: those that do not lock up.
@@ -299,6 +306,7 @@ impl<'a> Search<'a> {
     fn sketch(&self, hint: Option<Coordinates>) -> Result<Coordinates, Fault> {
         let score = |effort: Effort| {
             move |at: &Coordinates| {
+                let effort = Effort { steps: effort.steps / self.options.haste.max(1), ..effort };
                 let estimate = simulation::estimate(self.system, self.requests, &self.setting(at), effort)?;
                 Ok(estimate.rates.throughput)
             }
@@ -396,7 +404,10 @@ impl<'a> Search<'a> {
         let settings: Vec<Coordinates> = settings.iter().filter(|at| !self.known.contains_key(*at)).cloned().collect();
         let points = in_parallel(self.options.threads, &settings, |at| match &self.unsolved {
             Some(reason) => simulated(self.system, self.requests, self.setting(at), reason.clone()),
-            None => evaluate(self.system, self.requests, &self.setting(at), self.options.grain, LIMITS),
+            None => {
+                let limits = hasty(LIMITS, self.options);
+                evaluate(self.system, self.requests, &self.setting(at), self.options.grain, limits)
+            }
         })?;
         for (at, point) in settings.into_iter().zip(points) {
             if let Method::Simulation { reason, .. } = &point.method {

@@ -232,15 +232,36 @@ impl<'a, const M: usize> Builder<'a, M> {
         // Alone, a model is not stretched, and nothing but the end of its step ends it.
         let alone = if count == 1 { running().map(|(model, _)| self.system.models[model].stretch).sum() } else { 1.0 };
         self.reward[0] += probability * f64::from(passed) * self.grid.grain / alone * self.system.sigma(count);
-        let mut ended = [0; M];
-        for (model, place) in places.iter_mut().enumerate().filter(|(_, place)| place.batch > 0) {
+        let mut last = [false; M];
+        for (last, place) in last.iter_mut().zip(&mut places).filter(|(_, place)| place.batch > 0) {
             place.left -= passed;
-            if place.left == 0 {
-                ended[model] = place.batch;
-                self.reward[1 + model] += probability * f64::from(place.batch);
-                self.reward[1 + M + model] += probability;
-                place.batch = 0;
-            }
+            *last = place.left == 0;
+        }
+        let together = last.iter().filter(|last| **last).count();
+        if self.grid.whole || together == 1 {
+            return self.end(places, last, probability, folded);
+        }
+        for model in (0..M).filter(|model| last[*model]) {
+            let only = std::array::from_fn(|other| other == model);
+            self.end(places, only, probability / together as f64, folded)?;
+        }
+        Ok(())
+    }
+
+    /// End the steps of the models in `last`.
+    fn end(
+        &mut self,
+        mut places: [Place; M],
+        last: [bool; M],
+        probability: f64,
+        folded: u32,
+    ) -> Result<(), ChainError> {
+        let mut ended = [0; M];
+        for model in (0..M).filter(|model| last[*model]) {
+            let batch = std::mem::take(&mut places[model].batch);
+            ended[model] = batch;
+            self.reward[1 + model] += probability * f64::from(batch);
+            self.reward[1 + M + model] += probability;
         }
         self.part(places, &ended, 0, probability, folded)
     }
@@ -279,8 +300,10 @@ impl<'a, const M: usize> Builder<'a, M> {
     ) -> Result<(), ChainError> {
         for model in (0..above).rev() {
             let Place { waiting, batch, .. } = places[model];
-            let held =
-                |(running, place): (usize, &Place)| place.batch > 0 && place.left <= self.grid.holds[model][running];
+            let held = |(running, place): (usize, &Place)| {
+                let hold = self.grid.holds[model][running];
+                hold > 0 && place.batch > 0 && place.left <= hold
+            };
             let ready = batch == 0 && waiting > 0 && waiting >= self.setting.min_batch[model];
             if !ready || places.iter().enumerate().any(held) {
                 continue;
@@ -308,11 +331,16 @@ impl<'a, const M: usize> Builder<'a, M> {
         Ok(())
     }
 
-    /// Whether all requests whose step ends next have one place to go to.
+    /// Whether one step ends next, or all that do so end together, and their requests have one place to go to.
     fn is_certain(&self, places: &[Place; M]) -> bool {
         let running = || places.iter().zip(&self.certain).filter(|(place, _)| place.batch > 0);
         let passed = running().map(|(place, _)| place.left).min();
-        running().filter(|(place, _)| Some(place.left) == passed).all(|(_, certain)| *certain)
+        let mut next = running().filter(|(place, _)| Some(place.left) == passed);
+        if self.grid.whole {
+            next.all(|(_, certain)| *certain)
+        } else {
+            next.next().is_some_and(|(_, certain)| *certain) && next.next().is_none()
+        }
     }
 }
 
