@@ -175,7 +175,8 @@ impl Case {
         let system = self.system()?;
         let min_batch = self.min_batch.clone().ok_or(CaseError::Missing("B"))?;
         let setting = Setting { min_batch: min_batch.clone(), hold_ms: self.hold_ms(system.len())? };
-        let point = search::evaluate(&system, self.requests, &setting, self.grain(), Limits::EXACT)?;
+        let options = Options { grain: self.grain(), ..Options::default() };
+        let point = search::evaluate(&system, self.requests, &setting, &options, Limits::EXACT)?;
         let (states, error) = match point.method {
             Method::Chain { states } => (Some(states), None),
             Method::Simulation { standard_error, .. } => (None, Some(standard_error / point.rates.throughput)),

@@ -76,30 +76,43 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    fn limits(&self, limits: Limits) -> Limits {
+        let haste = self.haste.max(1) as usize;
+        Limits { states: limits.states / haste, transitions: limits.transitions / haste, ..limits }
+    }
+
+    fn effort(&self, effort: Effort) -> Effort {
+        Effort { steps: effort.steps / self.haste.max(1), ..effort }
+    }
+}
+
 /// Rates of one setting: by the chain, or by simulation where it cannot be solved.
 pub fn evaluate(
     system: &System,
     requests: usize,
     setting: &Setting,
-    grain: Grain,
+    options: &Options,
     limits: Limits,
 ) -> Result<Point, Fault> {
     let setting = setting.clone();
-    match chain::solve(system, requests, &setting, grain, limits) {
+    match chain::solve(system, requests, &setting, options.grain, options.limits(limits)) {
         Ok(solution) => Ok(Point { setting, rates: solution.rates, method: Method::Chain { states: solution.states } }),
         Err(ChainError::Fault(fault)) => Err(fault),
-        Err(reason) => simulated(system, requests, setting, reason),
+        Err(reason) => simulated(system, requests, setting, options, reason),
     }
 }
 
-fn simulated(system: &System, requests: usize, setting: Setting, reason: ChainError) -> Result<Point, Fault> {
-    let simulation::Estimate { rates, standard_error } = simulation::estimate(system, requests, &setting, LONG)?;
+fn simulated(
+    system: &System,
+    requests: usize,
+    setting: Setting,
+    options: &Options,
+    reason: ChainError,
+) -> Result<Point, Fault> {
+    let simulation::Estimate { rates, standard_error } =
+        simulation::estimate(system, requests, &setting, options.effort(LONG))?;
     Ok(Point { setting, rates, method: Method::Simulation { standard_error, reason } })
-}
-
-fn hasty(limits: Limits, options: &Options) -> Limits {
-    let haste = options.haste.max(1) as usize;
-    Limits { states: limits.states / haste, transitions: limits.transitions / haste, ..limits }
 }
 
 /// A place in the search: thresholds, then numbers of holds.
@@ -158,7 +171,7 @@ pub fn all(
     }
     let settings = feasible.iter().map(|b| search.setting(&[&b[..], &vec![0; system.len()]].concat()));
     let settings: Vec<Setting> = settings.collect();
-    let points = in_parallel(options.threads, &settings, |s| evaluate(system, requests, s, options.grain, limits))?;
+    let points = in_parallel(options.threads, &settings, |s| evaluate(system, requests, s, options, limits))?;
     let count = points.len();
     let mut points = points.into_iter();
     let Some(mut best) = points.next() else { return Err(search.no_setting()) };
@@ -174,7 +187,7 @@ pub fn all(
 
 /// Rates of a setting to compare with; simulated earlier than those of the best.
 pub fn rates(system: &System, requests: usize, setting: &Setting, options: &Options) -> Result<Point, Fault> {
-    evaluate(system, requests, setting, options.grain, hasty(QUICK, options))
+    evaluate(system, requests, setting, options, QUICK)
 }
 
 /// Throughput over the thresholds of `model`, all else as in `setting`: those that do not lock up.
@@ -280,7 +293,7 @@ impl<'a> Search<'a> {
         near
     }
 
-    /// Thresholds all over what is allowed, without holds: by eighths of the requests, or coarser for many models.
+    /// Thresholds all over what is allowed, with no holds and the longest ones: by eighths of the requests, or coarser for many models.
     fn grid(&self) -> Vec<Coordinates> {
         let parts = match self.system.len() {
             ..=3 => 8,
@@ -299,6 +312,15 @@ impl<'a> Search<'a> {
             grid.retain(|at| self.allows(at));
         }
         grid.dedup();
+        // Holds pay in full or not at all where overlap costs much.
+        for (model, tried) in self.holds.iter().enumerate().filter(|(_, tried)| tried.len() > 1) {
+            let longest = |at: &Coordinates| {
+                let mut at = at.clone();
+                at[self.system.len() + model] = tried.len() as u32 - 1;
+                at
+            };
+            grid = grid.iter().flat_map(|at| [at.clone(), longest(at)]).collect();
+        }
         grid
     }
 
@@ -306,7 +328,7 @@ impl<'a> Search<'a> {
     fn sketch(&self, hint: Option<Coordinates>) -> Result<Coordinates, Fault> {
         let score = |effort: Effort| {
             move |at: &Coordinates| {
-                let effort = Effort { steps: effort.steps / self.options.haste.max(1), ..effort };
+                let effort = self.options.effort(effort);
                 let estimate = simulation::estimate(self.system, self.requests, &self.setting(at), effort)?;
                 Ok(estimate.rates.throughput)
             }
@@ -403,11 +425,8 @@ impl<'a> Search<'a> {
     fn learn(&mut self, settings: &[Coordinates]) -> Result<(), Fault> {
         let settings: Vec<Coordinates> = settings.iter().filter(|at| !self.known.contains_key(*at)).cloned().collect();
         let points = in_parallel(self.options.threads, &settings, |at| match &self.unsolved {
-            Some(reason) => simulated(self.system, self.requests, self.setting(at), reason.clone()),
-            None => {
-                let limits = hasty(LIMITS, self.options);
-                evaluate(self.system, self.requests, &self.setting(at), self.options.grain, limits)
-            }
+            Some(reason) => simulated(self.system, self.requests, self.setting(at), self.options, reason.clone()),
+            None => evaluate(self.system, self.requests, &self.setting(at), self.options, LIMITS),
         })?;
         for (at, point) in settings.into_iter().zip(points) {
             if let Method::Simulation { reason, .. } = &point.method {

@@ -20,6 +20,8 @@ const KEEP: f64 = 0.6;
 const MOVED: f64 = 0.05;
 /// Predicted gain without which the present thresholds stay, and thresholds of 1 are preferred.
 const GAIN: f64 = 0.005;
+/// As the search is repeated every few seconds, beside the work.
+const HASTE: u64 = 8;
 /// Parts of the way from thresholds of 1 to the best ones that are compared under a limit.
 const WAY: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.0];
 /// Numbers of requests for which thresholds are searched; between them they lie on a line.
@@ -220,7 +222,7 @@ impl Online {
 
     /// The thresholds for `requests`: the best ones that keep the limits.
     fn thresholds(&self, system: &System, requests: usize, present: &Setting) -> Result<Vec<u32>, Fault> {
-        let options = Options { haste: 5, ..Options::default() };
+        let options = Options { haste: HASTE, ..Options::default() };
         let best = search::best(system, requests, &options, Some(present))?;
         let eager = Setting::new(vec![1; system.len()]);
         let rate = |setting: &Setting| Ok(search::rates(system, requests, setting, &options)?.rates.throughput);
