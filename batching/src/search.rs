@@ -402,7 +402,7 @@ impl<'a> Search<'a> {
             let mut better = None;
             for some in near.chunks(self.options.threads.max(1)) {
                 self.learn(some)?;
-                better = some.iter().filter(|next| self.is_better(next, &at)).cloned().next();
+                better = some.iter().find(|next| self.is_better(next, &at)).cloned();
                 if better.is_some() {
                     break;
                 }

@@ -1,5 +1,7 @@
 //! Chain, simulator and search against each other.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests.
+
 use tokenrouter_batching::chain::{ChainError, Limits, solve};
 use tokenrouter_batching::search::{self, Method, Options};
 use tokenrouter_batching::simulation::{self, Effort, Simulation};

@@ -1,5 +1,7 @@
 //! Every case of `data/dtmc.json`, in every field it gives.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests.
+
 use serde_json::Value;
 use tokenrouter_batching::case::Case;
 

@@ -1,5 +1,7 @@
 //! The online tuner on traffic that changes, with the simulator as the plant.
 
+#![allow(clippy::unwrap_used)] // Helpers of tests.
+
 use std::time::Duration;
 
 use proptest::prelude::*;
