@@ -175,7 +175,8 @@ impl Case {
         let system = self.system()?;
         let min_batch = self.min_batch.clone().ok_or(CaseError::Missing("B"))?;
         let setting = Setting { min_batch: min_batch.clone(), hold_ms: self.hold_ms(system.len())? };
-        let point = search::evaluate(&system, self.requests, &setting, self.grain(), Limits::EXACT)?;
+        let options = Options { grain: self.grain(), ..Options::default() };
+        let point = search::evaluate(&system, self.requests, &setting, &options, Limits::EXACT)?;
         let (states, error) = match point.method {
             Method::Chain { states } => (Some(states), None),
             Method::Simulation { standard_error, .. } => (None, Some(standard_error / point.rates.throughput)),
@@ -199,7 +200,7 @@ impl Case {
             return Err(CaseError::TooMany(settings));
         }
         let holds = self.hold_ms(system.len())?.into_iter().map(Some).collect();
-        let options = Options { fixed, holds, grain: self.grain(), threads };
+        let options = Options { fixed, holds, grain: self.grain(), threads, haste: 1 };
         let limits = Limits { fold: true, ..Limits::EXACT };
         let (point, margin, feasible) = search::all(&system, self.requests, &options, limits)?;
         let outcome =

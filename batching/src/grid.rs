@@ -13,7 +13,9 @@ const LEAST: u32 = 14;
 const MOST: u32 = 40;
 /// Largest relative error of a rounded step time. Where no grain keeps it, times stay between two grains.
 const ERROR: f64 = 5e-4;
-/// Grains of the shortest step then.
+/// Relative error of a whole number of grains.
+const WHOLE: f64 = 1e-6;
+/// Grains of the shortest step where no grain fits.
 const MIXED: u32 = 20;
 
 /// Which grain to take.
@@ -40,6 +42,10 @@ pub(crate) struct Grid {
     pub grain: f64,
     /// By model and batch size from 1.
     pub steps: Vec<Vec<Draw>>,
+    /// Whether all step times are whole numbers of grains. Where they are not, steps that end in the same grain
+    /// end one after the other in any order: together they would be too often, which favours throughput by
+    /// half a grain for each step.
+    pub whole: bool,
     /// By waiting and running model: the waiting one is held while that has at most so many grains left.
     pub holds: Vec<Vec<u32>>,
 }
@@ -57,11 +63,13 @@ impl Grid {
             Grain::Auto => automatic(&times),
             Grain::Exact(grain) => (grain, exact(system, &times, grain)?),
         };
+        let is_whole = |(time, draw): (&f64, &Draw)| (time / grain - f64::from(draw.low)).abs() <= WHOLE * time / grain;
+        let whole = times.iter().flatten().zip(steps.iter().flatten()).all(is_whole);
         // Rounding must not lift a model over a hold that it equals.
         let left = |hold: f64, stretch: f64| (hold * stretch / grain + 1e-6).floor() as u32;
         let against = |hold: f64| system.models.iter().map(|running| left(hold, running.stretch)).collect();
         let holds = setting.hold_ms.iter().map(|&hold| against(hold)).collect();
-        Ok(Self { grain, steps, holds })
+        Ok(Self { grain, steps, whole, holds })
     }
 
     /// Grains that a step of `model` can last.
@@ -76,7 +84,7 @@ fn exact(system: &System, times: &[Vec<f64>], grain: f64) -> Result<Vec<Vec<Draw
     }
     let one = |model: usize, time: f64| {
         let (exact, low) = (time / grain, (time / grain).round());
-        let fits = low >= 1.0 && (exact - low).abs() <= 1e-6 * low && low < f64::from(u32::MAX);
+        let fits = low >= 1.0 && (exact - low).abs() <= WHOLE * low && low < f64::from(u32::MAX);
         let fault = || Fault::Grain { model: system.models[model].name.clone(), value: time, delta: grain };
         fits.then_some(Draw { low: low as u32, more: 0.0 }).ok_or_else(fault)
     };
@@ -128,7 +136,7 @@ mod tests {
     fn fractions_are_found() {
         let grid = grid(&system(&[&[6.0], &[27.9]]), Grain::Auto).unwrap();
         assert_eq!((grid.steps[0][0], grid.steps[1][3]), (Draw { low: 20, more: 0.0 }, Draw { low: 93, more: 0.0 }));
-        assert!((grid.grain - 0.3).abs() < 1e-12);
+        assert!((grid.grain - 0.3).abs() < 1e-12 && grid.whole);
         assert_eq!((grid.holds[0][1], grid.holds[1][0], grid.longest(1)), (15, 0, 93));
     }
 
@@ -154,7 +162,7 @@ mod tests {
                 assert!((mean - time).abs() < 1e-9 * time, "{draw:?} for {time}");
             }
         }
-        assert!(grid.steps[0][1].more > 0.0);
+        assert!(grid.steps[0][1].more > 0.0 && !grid.whole);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 pub mod case;
 pub mod chain;
 pub mod grid;
+pub mod online;
 mod random;
 pub mod search;
 pub mod simulation;

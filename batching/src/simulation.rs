@@ -20,14 +20,18 @@ struct Place {
     /// Overlap time of the running step in all and what is left of it, in milliseconds.
     step: f64,
     left: f64,
+    /// When it began, and how long other models have run since.
+    began: f64,
+    overlap: f64,
     /// By model: probabilities summed up to it.
     routes: Vec<f64>,
 }
 
 /// Told what happens, in the order of time.
 pub trait Observer {
-    /// A step of `model` with `batch` requests ended at `now` (milliseconds), `ms` after it began.
-    fn step(&mut self, _now: f64, _model: usize, _batch: usize, _ms: f64) {}
+    /// A step of `model` with `batch` requests ended at `now` (milliseconds), `ms` after it began. Other models ran
+    /// for `overlap_ms` of that.
+    fn step(&mut self, _now: f64, _model: usize, _batch: usize, _ms: f64, _overlap_ms: f64) {}
     /// The step wrote `tokens` for `request`, which goes on at `to`.
     fn routed(&mut self, _now: f64, _request: u32, _from: usize, _to: usize, _tokens: f64) {}
 }
@@ -47,7 +51,6 @@ pub struct Simulation {
     system: System,
     setting: Setting,
     places: Vec<Place>,
-    began: Vec<f64>,
     now: f64,
     /// Requests that are to leave when their step ends.
     leaving: usize,
@@ -69,12 +72,13 @@ impl Simulation {
             batch: Vec::new(),
             step: 0.0,
             left: 0.0,
+            began: 0.0,
+            overlap: 0.0,
             routes: summed(row),
         };
         let places = system.routing.iter().map(place).collect();
-        let began = vec![0.0; system.len()];
         let random = Random::new(seed);
-        let mut simulation = Self { system, setting, places, began, now: 0.0, leaving: 0, active: Vec::new(), random };
+        let mut simulation = Self { system, setting, places, now: 0.0, leaving: 0, active: Vec::new(), random };
         simulation.set_requests(requests);
         Ok(simulation)
     }
@@ -139,7 +143,7 @@ impl Simulation {
             place.batch.extend(place.waiting.drain(..batch));
             place.step = of.step(batch) * of.stretch;
             place.left = place.step;
-            self.began[model] = self.now;
+            (place.began, place.overlap) = (self.now, 0.0);
         }
     }
 
@@ -153,9 +157,11 @@ impl Simulation {
         if count == 0 {
             return Err(LockedUp);
         }
-        self.now += passed / alone * self.system.sigma(count);
+        let time = passed / alone * self.system.sigma(count);
+        self.now += time;
         for place in self.places.iter_mut().filter(|place| !place.batch.is_empty()) {
             place.left -= passed;
+            place.overlap += if count > 1 { time } else { 0.0 };
         }
         for model in 0..self.places.len() {
             let place = &self.places[model];
@@ -168,8 +174,9 @@ impl Simulation {
 
     /// End the step of `model`.
     fn part(&mut self, model: usize, observer: &mut impl Observer) {
-        let batch = std::mem::take(&mut self.places[model].batch);
-        observer.step(self.now, model, batch.len(), self.now - self.began[model]);
+        let place = &mut self.places[model];
+        let batch = std::mem::take(&mut place.batch);
+        observer.step(self.now, model, batch.len(), self.now - place.began, place.overlap);
         for &request in &batch {
             let draw = self.random.uniform();
             let routes = &self.places[model].routes;
@@ -203,7 +210,7 @@ fn summed(row: &[f64]) -> Vec<f64> {
 }
 
 impl Observer for Totals {
-    fn step(&mut self, _: f64, model: usize, batch: usize, _: f64) {
+    fn step(&mut self, _: f64, model: usize, batch: usize, _: f64, _: f64) {
         self.ends[model] += batch as f64;
         self.batches[model] += 1.0;
     }

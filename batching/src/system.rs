@@ -275,3 +275,117 @@ fn check_model(model: &Model) -> Result<(), Fault> {
     }
     Ok(())
 }
+
+/// Step times by batch size from 1 to the largest one known, from those of some sizes (ascending, from 1): on a
+/// straight line between two of them, and below the smallest as that.
+pub fn interpolate(known: &[(usize, f64)]) -> Vec<f64> {
+    let at = |batch: usize| {
+        let after = known.partition_point(|(size, _)| *size < batch);
+        match (after.checked_sub(1).and_then(|before| known.get(before)), known.get(after)) {
+            (Some((low, a)), Some((high, b))) => a + (b - a) * (batch - low) as f64 / (high - low) as f64,
+            (Some((_, time)), None) | (None, Some((_, time))) => *time,
+            (None, None) => f64::NAN,
+        }
+    };
+    (1..=known.last().map_or(0, |(size, _)| *size)).map(at).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two models, the second of which writes single tokens in place of the first one's.
+    fn pair() -> System {
+        System {
+            models: vec![Model::new("s", vec![6.0]), Model::new("l", vec![27.9])],
+            routing: vec![vec![0.65, 0.35], vec![1.0, 0.0]],
+            commits: vec![vec![1.0, 0.0], vec![1.0, 0.0]],
+            sigma: Vec::new(),
+            entry: 0,
+        }
+    }
+
+    #[test]
+    fn impossible_systems_are_one_line_each() {
+        let fault = |change: &dyn Fn(&mut System)| {
+            let mut system = pair();
+            change(&mut system);
+            system.checked().unwrap_err().to_string()
+        };
+        for (error, expected) in [
+            (fault(&|s| s.models.clear()), "models: none given; give a step time for at least one"),
+            (fault(&|s| s.routing.truncate(1)), "routes has 1 entries where 2 are needed, one for each model"),
+            (
+                fault(&|s| s.commits[1].truncate(1)),
+                "a row of commits has 1 entries where 2 are needed, one for each model",
+            ),
+            (fault(&|s| s.entry = 2), "entry = 2: there are 2 models, counted from 0"),
+            (
+                fault(&|s| s.models[0].step_ms.clear()),
+                "step time of s: none given; give milliseconds, one number or one for each batch size",
+            ),
+            (
+                fault(&|s| s.models[1].step_ms = vec![1.0, 0.0]),
+                "step time of l for a batch of 2 = 0 ms: must be a number above 0",
+            ),
+            (
+                fault(&|s| s.models[0].stretch = f64::NAN),
+                "stretch of s = NaN: must be a number from 1 (1 = the others do not slow it down)",
+            ),
+            (fault(&|s| s.models[0].max_batch = Some(0)), "max_batch of s = 0: must be at least 1"),
+            (
+                fault(&|s| s.sigma = vec![1.0, 1.0, -1.3]),
+                "sigma for 2 running models = -1.3: must be a number above 0 (1 = no slower)",
+            ),
+            (fault(&|s| s.routing[0] = vec![1.5, -0.5]), "route s -> s = 1.5: must be a probability from 0 to 1"),
+            (
+                fault(&|s| s.routing[0] = vec![0.65, 0.3]),
+                "routes of s sum to 0.95: the probabilities of where its tokens lead must sum to 1",
+            ),
+            (fault(&|s| s.commits[0][1] = -1.0), "tokens committed on s -> l = -1: must be a number from 0"),
+            (
+                fault(&|s| s.routing[0] = vec![1.0, 0.0]),
+                "l is never reached from s: no route leads to it; leave it out or give one",
+            ),
+            (
+                fault(&|s| s.routing[1] = vec![0.0, 1.0]),
+                "l is left for ever: no route leads back from it to s; leave s out or give one",
+            ),
+            (
+                fault(&|s| s.commits = vec![vec![0.0; 2]; 2]),
+                "no route commits a token: throughput would be 0; give a commit above 0 on a route that is taken",
+            ),
+        ] {
+            assert_eq!(error, expected);
+        }
+        assert_eq!(pair().checked().unwrap(), pair());
+    }
+
+    #[test]
+    fn impossible_settings_are_one_line_each() {
+        let fault = |requests, min_batch: &[u32], hold: f64| {
+            let setting = Setting { min_batch: min_batch.to_vec(), hold_ms: vec![0.0, hold] };
+            pair().check_setting(requests, &setting).unwrap_err().to_string()
+        };
+        for (error, expected) in [
+            (fault(0, &[1, 1], 0.0), "concurrency = 0: must be from 1 to 4096 requests"),
+            (fault(4, &[1], 0.0), "min_batch has 1 entries where 2 are needed, one for each model"),
+            (fault(4, &[1, 0], 0.0), "min_batch of l = 0: must be from 1 to the 4 requests under way"),
+            (fault(4, &[1, 1], -1.0), "hold of l = -1 ms: must be a number from 0 (0 = never held)"),
+            (
+                fault(4, &[3, 3], 0.0),
+                "min_batch = [3, 3]: locks up with 4 requests, sum(B-1)=4 >= N=4: all could wait at once; lower them \
+                 until the sum is below N",
+            ),
+        ] {
+            assert_eq!(error, expected);
+        }
+        assert!(pair().check_setting(4, &Setting::new(vec![2, 3])).is_ok());
+    }
+
+    #[test]
+    fn times_between_known_ones() {
+        assert_eq!(interpolate(&[(2, 20.0), (4, 30.0)]), [20.0, 20.0, 25.0, 30.0]);
+        assert_eq!(interpolate(&[]), []);
+    }
+}

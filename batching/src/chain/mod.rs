@@ -6,8 +6,10 @@
 //! enough requests starts all of them (or its largest batch). All requests wait at the entry at first, and
 //! throughput is E[tokens] / E[time] over the stationary distribution.
 
+mod layout;
 mod numbers;
 mod solve;
+mod splits;
 mod states;
 
 use thiserror::Error;

@@ -55,9 +55,10 @@ impl Numbers {
     fn find(&self, key: u64) -> usize {
         let mask = self.slots.len() - 1;
         let mixed = (key >> NEAR).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut slot = (mixed ^ mixed >> 32) as usize + (key & ((1 << NEAR) - 1)) as usize & mask;
+        let near = (key & ((1 << NEAR) - 1)) as usize;
+        let mut slot = ((mixed ^ (mixed >> 32)) as usize).wrapping_add(near) & mask;
         while self.slots[slot].number != EMPTY && self.slots[slot].key != key {
-            slot = slot + 1 & mask;
+            slot = (slot + 1) & mask;
         }
         slot
     }

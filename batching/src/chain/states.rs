@@ -3,19 +3,13 @@
 use crate::grid::Grid;
 use crate::system::{Setting, System};
 
+use super::layout::{Layout, Place};
 use super::numbers::Numbers;
+use super::splits::{Splits, combinations};
 use super::{ChainError, Limits};
 
 /// How many certain transitions in a row are left out.
 const FOLDED: u32 = 8;
-
-/// A model in a state: requests that wait, those of the running batch (0 = idle), grains left of its step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Place {
-    waiting: u32,
-    batch: u32,
-    left: u32,
-}
 
 /// A chain over states numbered in the order in which they were first reached.
 #[derive(Default)]
@@ -38,104 +32,6 @@ pub(super) struct States {
 pub(super) struct Groups {
     pub of: Vec<u32>,
     pub count: usize,
-}
-
-/// Ways in which the requests of a batch can part: how many go to each model, and how probably.
-struct Splits {
-    /// `models` counts for each way.
-    counts: Vec<u32>,
-    probabilities: Vec<f64>,
-}
-
-impl Splits {
-    /// All multinomial outcomes of `batch` requests with a probability above `tail`, scaled to sum to 1.
-    fn new(batch: usize, row: &[f64], log_factorials: &[f64], tail: f64) -> Self {
-        let mut splits = Self { counts: Vec::new(), probabilities: Vec::new() };
-        let mut counts = vec![0; row.len()];
-        splits.extend(&mut counts, 0, batch, log_factorials[batch], row, log_factorials);
-        let kept: Vec<bool> = splits.probabilities.iter().map(|p| *p > tail).collect();
-        let mut keep = kept.iter();
-        splits.counts = splits
-            .counts
-            .chunks(row.len())
-            .filter(|_| keep.next().copied().unwrap_or(false))
-            .flatten()
-            .copied()
-            .collect();
-        let mut keep = kept.iter();
-        splits.probabilities.retain(|_| keep.next().copied().unwrap_or(false));
-        let sum: f64 = splits.probabilities.iter().sum();
-        splits.probabilities.iter_mut().for_each(|p| *p /= sum);
-        splits
-    }
-
-    fn extend(&mut self, counts: &mut [u32], model: usize, rest: usize, log: f64, row: &[f64], factorials: &[f64]) {
-        let Some(&p) = row.get(model) else {
-            if rest == 0 {
-                self.counts.extend_from_slice(counts);
-                self.probabilities.push(log.exp());
-            }
-            return;
-        };
-        let most = if p > 0.0 { rest } else { 0 };
-        // The last model takes all that is left.
-        let least = if row[model + 1..].iter().any(|p| *p > 0.0) { 0 } else { most };
-        for count in least..=most {
-            counts[model] = count as u32;
-            let term = if count == 0 { 0.0 } else { count as f64 * p.ln() - factorials[count] };
-            self.extend(counts, model + 1, rest - count, log + term, row, factorials);
-        }
-        counts[model] = 0;
-    }
-}
-
-/// Bits of a packed state: of a count of requests, and by model of its grains. The batch of model 0 follows from
-/// the rest, as all requests are somewhere.
-struct Layout<const M: usize> {
-    requests: u32,
-    count_bits: u32,
-    grain_bits: [u32; M],
-}
-
-impl<const M: usize> Layout<M> {
-    fn new(requests: usize, grid: &Grid) -> Option<Self> {
-        let count_bits = usize::BITS - requests.leading_zeros();
-        let grain_bits = std::array::from_fn(|model| u32::BITS - grid.longest(model).leading_zeros());
-        let bits = (2 * M as u32 - 1) * count_bits + grain_bits.iter().sum::<u32>();
-        (bits <= u64::BITS).then_some(Self { requests: requests as u32, count_bits, grain_bits })
-    }
-
-    /// What parts of a batch change, the requests that wait, is in the lowest bits, so that the states reached
-    /// from one lie close together in the table.
-    fn pack(&self, places: &[Place; M]) -> u64 {
-        let push = |key: u64, value: u32, bits: u32| key << bits | u64::from(value);
-        let key = places.iter().zip(self.grain_bits).fold(0, |key, (place, bits)| push(key, place.left, bits));
-        let key = places[1..].iter().fold(key, |key, place| push(key, place.batch, self.count_bits));
-        places.iter().fold(key, |key, place| push(key, place.waiting, self.count_bits))
-    }
-
-    fn unpack(&self, mut key: u64) -> [Place; M] {
-        let mut places = [Place::default(); M];
-        let mut take = |bits: u32| {
-            let value = key & ((1 << bits) - 1);
-            key >>= bits;
-            value as u32
-        };
-        let mut rest = self.requests;
-        for place in places.iter_mut().rev() {
-            place.waiting = take(self.count_bits);
-            rest -= place.waiting;
-        }
-        for place in places[1..].iter_mut().rev() {
-            place.batch = take(self.count_bits);
-            rest -= place.batch;
-        }
-        places[0].batch = rest;
-        for (place, bits) in places.iter_mut().zip(self.grain_bits).rev() {
-            place.left = take(bits);
-        }
-        places
-    }
 }
 
 /// Builds the chain of M models.
@@ -232,15 +128,36 @@ impl<'a, const M: usize> Builder<'a, M> {
         // Alone, a model is not stretched, and nothing but the end of its step ends it.
         let alone = if count == 1 { running().map(|(model, _)| self.system.models[model].stretch).sum() } else { 1.0 };
         self.reward[0] += probability * f64::from(passed) * self.grid.grain / alone * self.system.sigma(count);
-        let mut ended = [0; M];
-        for (model, place) in places.iter_mut().enumerate().filter(|(_, place)| place.batch > 0) {
+        let mut last = [false; M];
+        for (last, place) in last.iter_mut().zip(&mut places).filter(|(_, place)| place.batch > 0) {
             place.left -= passed;
-            if place.left == 0 {
-                ended[model] = place.batch;
-                self.reward[1 + model] += probability * f64::from(place.batch);
-                self.reward[1 + M + model] += probability;
-                place.batch = 0;
-            }
+            *last = place.left == 0;
+        }
+        let together = last.iter().filter(|last| **last).count();
+        if self.grid.whole || together == 1 {
+            return self.end(places, last, probability, folded);
+        }
+        for model in (0..M).filter(|model| last[*model]) {
+            let only = std::array::from_fn(|other| other == model);
+            self.end(places, only, probability / together as f64, folded)?;
+        }
+        Ok(())
+    }
+
+    /// End the steps of the models in `last`.
+    fn end(
+        &mut self,
+        mut places: [Place; M],
+        last: [bool; M],
+        probability: f64,
+        folded: u32,
+    ) -> Result<(), ChainError> {
+        let mut ended = [0; M];
+        for model in (0..M).filter(|model| last[*model]) {
+            let batch = std::mem::take(&mut places[model].batch);
+            ended[model] = batch;
+            self.reward[1 + model] += probability * f64::from(batch);
+            self.reward[1 + M + model] += probability;
         }
         self.part(places, &ended, 0, probability, folded)
     }
@@ -279,8 +196,10 @@ impl<'a, const M: usize> Builder<'a, M> {
     ) -> Result<(), ChainError> {
         for model in (0..above).rev() {
             let Place { waiting, batch, .. } = places[model];
-            let held =
-                |(running, place): (usize, &Place)| place.batch > 0 && place.left <= self.grid.holds[model][running];
+            let held = |(running, place): (usize, &Place)| {
+                let hold = self.grid.holds[model][running];
+                hold > 0 && place.batch > 0 && place.left <= hold
+            };
             let ready = batch == 0 && waiting > 0 && waiting >= self.setting.min_batch[model];
             if !ready || places.iter().enumerate().any(held) {
                 continue;
@@ -308,15 +227,15 @@ impl<'a, const M: usize> Builder<'a, M> {
         Ok(())
     }
 
-    /// Whether all requests whose step ends next have one place to go to.
+    /// Whether one step ends next, or all that do so end together, and their requests have one place to go to.
     fn is_certain(&self, places: &[Place; M]) -> bool {
         let running = || places.iter().zip(&self.certain).filter(|(place, _)| place.batch > 0);
         let passed = running().map(|(place, _)| place.left).min();
-        running().filter(|(place, _)| Some(place.left) == passed).all(|(_, certain)| *certain)
+        let mut next = running().filter(|(place, _)| Some(place.left) == passed);
+        if self.grid.whole {
+            next.all(|(_, certain)| *certain)
+        } else {
+            next.next().is_some_and(|(_, certain)| *certain) && next.next().is_none()
+        }
     }
-}
-
-/// Ways to part at most `requests` requests among `models` models.
-fn combinations(requests: usize, models: usize) -> f64 {
-    (1..=models).fold(1.0, |ways, i| ways * (requests + i) as f64 / i as f64)
 }

@@ -1,6 +1,9 @@
 //! Step times and routes from the JSON of `tokenrouter bench`. Pure.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
+use tokenrouter_batching::system::interpolate;
 use tokenrouter_batching::{Model, System};
 
 /// What is read of it; there is more.
@@ -89,27 +92,16 @@ impl Measured {
 }
 
 /// Milliseconds for each batch size up to the largest one seen: the mean of the loads' medians, each counted as
-/// often as it has steps; between two sizes on a straight line, and below the smallest one as that.
+/// often as it has steps.
 fn by_batch(all: impl Iterator<Item = ByBatch>) -> Vec<f64> {
-    let mut sums: Vec<(f64, f64)> = Vec::new();
+    let mut sums: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
     for step in all.filter(|step| step.batch > 0 && step.steps > 0) {
-        let index = step.batch as usize - 1;
-        sums.resize(sums.len().max(index + 1), (0.0, 0.0));
-        sums[index].0 += step.p50 * step.steps as f64;
-        sums[index].1 += step.steps as f64;
+        let (sum, count) = sums.entry(step.batch as usize).or_default();
+        *sum += step.p50 * step.steps as f64;
+        *count += step.steps as f64;
     }
-    let known: Vec<(usize, f64)> =
-        sums.iter().enumerate().filter(|(_, (_, n))| *n > 0.0).map(|(i, (sum, n))| (i, sum / n)).collect();
-    let at = |index: usize| {
-        let after = known.partition_point(|(known, _)| *known < index);
-        match (after.checked_sub(1).and_then(|before| known.get(before)), known.get(after)) {
-            (_, Some((known, time))) if *known == index => *time,
-            (Some((low, a)), Some((high, b))) => a + (b - a) * (index - low) as f64 / (high - low) as f64,
-            (Some((_, time)), None) | (None, Some((_, time))) => *time,
-            (None, None) => f64::NAN,
-        }
-    };
-    (0..sums.len()).map(at).collect()
+    let known: Vec<(usize, f64)> = sums.into_iter().map(|(batch, (sum, count))| (batch, sum / count)).collect();
+    interpolate(&known)
 }
 
 #[cfg(test)]

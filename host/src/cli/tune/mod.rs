@@ -33,6 +33,7 @@ pub fn run(arguments: &Tune) -> Result<(), Failure> {
         holds: arguments.hold.iter().map(|hold| hold.0).collect(),
         grain: Grain::Auto,
         threads,
+        haste: 1,
     };
     let ladder = search::ladder(&system, arguments.concurrency.0.iter().copied(), &options).map_err(Failure::input)?;
     let eager = Setting::new(vec![1; system.len()]);

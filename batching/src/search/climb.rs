@@ -1,104 +1,32 @@
-//! The best thresholds, and holds where they are asked for.
-//!
-//! Throughput over thresholds has plateaus (with a saturated model its threshold is never what it waits for) and
-//! ridges along the border beyond which the system locks up. So short simulations over a coarse grid of all
-//! thresholds come first, then a climb over longer ones whose steps halve, then one over exact chains by single
-//! requests. Where chains are too large the last climb is over long simulations, all with the same seeds,
-//! and the answer says so.
+//! The way to the best setting.
 
 use std::collections::HashMap;
 
-use crate::chain::{self, ChainError, Limits, Rates};
-use crate::grid::Grain;
+use crate::chain::ChainError;
 use crate::simulation::{self, Effort};
 use crate::system::{Fault, Setting, System, check_requests, most_waiting};
 
-/// Chains of a search: their rates are off by less than 1e-6.
-const LIMITS: Limits =
-    Limits { states: 250_000, transitions: 4_000_000, sweeps: 400, tolerance: 1e-9, tail: 1e-9, fold: true };
-/// Chains of settings that are only compared with the best.
-const QUICK: Limits = Limits { states: 30_000, ..LIMITS };
-/// On the coarse grid, on the way up, and in place of a chain: standard errors of about 0.5, 0.2 and 0.05 %.
+use super::Options;
+use super::point::{LIMITS, Method, Point, evaluate, in_parallel, simulated};
+
+/// On the coarse grid and on the way up: standard errors of about 0.5 and 0.2 %.
 const COARSE: Effort = Effort { runs: 1, steps: 40_000, seed: 1 };
 const CLIMB: Effort = Effort { runs: 1, steps: 200_000, seed: 1 };
-const LONG: Effort = Effort { runs: 8, steps: 500_000, seed: 1 };
 /// How many of the coarse grid are compared again.
 const FIRST: usize = 8;
 /// How far a hint may be below the best of the coarse grid.
 const NEAR: f64 = 0.01;
 /// What a simulation must gain to be believed.
 const GAIN: f64 = 5e-4;
-/// Settings within this of each other are equal; the smaller thresholds are taken. Among all settings, and in a
-/// climb, whose chains are less exact.
-const EQUAL: f64 = 1e-10;
+/// Settings whose chains are within this of each other are equal; the smaller thresholds are taken.
 const LEVEL: f64 = 1e-6;
 /// Holds that are tried, by the model's own step.
 const HOLDS: [f64; 12] = [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0];
 
-/// Where rates come from.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Method {
-    Chain {
-        states: usize,
-    },
-    /// The chain could not be solved, for the reason given.
-    Simulation {
-        standard_error: f64,
-        reason: ChainError,
-    },
-}
-
-/// A setting and its rates.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Point {
-    pub setting: Setting,
-    pub rates: Rates,
-    pub method: Method,
-}
-
-/// What may be chosen.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Options {
-    /// By model: a threshold that is given. Empty = all are free.
-    pub fixed: Vec<Option<u32>>,
-    /// By model: a hold that is given, in milliseconds; `None` = to be chosen. Empty = no holds.
-    pub holds: Vec<Option<f64>>,
-    pub grain: Grain,
-    /// Settings that are tried at once.
-    pub threads: usize,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { fixed: Vec::new(), holds: Vec::new(), grain: Grain::Auto, threads: 1 }
-    }
-}
-
-/// Rates of one setting: by the chain, or by simulation where it cannot be solved.
-pub fn evaluate(
-    system: &System,
-    requests: usize,
-    setting: &Setting,
-    grain: Grain,
-    limits: Limits,
-) -> Result<Point, Fault> {
-    let setting = setting.clone();
-    match chain::solve(system, requests, &setting, grain, limits) {
-        Ok(solution) => Ok(Point { setting, rates: solution.rates, method: Method::Chain { states: solution.states } }),
-        Err(ChainError::Fault(fault)) => Err(fault),
-        Err(reason) => simulated(system, requests, setting, reason),
-    }
-}
-
-fn simulated(system: &System, requests: usize, setting: Setting, reason: ChainError) -> Result<Point, Fault> {
-    let simulation::Estimate { rates, standard_error } = simulation::estimate(system, requests, &setting, LONG)?;
-    Ok(Point { setting, rates, method: Method::Simulation { standard_error, reason } })
-}
-
 /// A place in the search: thresholds, then numbers of holds.
-type Coordinates = Vec<u32>;
+pub(super) type Coordinates = Vec<u32>;
 
-struct Search<'a> {
+pub(super) struct Search<'a> {
     system: &'a System,
     requests: usize,
     options: &'a Options,
@@ -109,87 +37,8 @@ struct Search<'a> {
     unsolved: Option<ChainError>,
 }
 
-/// The best setting for `requests` requests of a checked `system`. `hint`: one that is near it.
-pub fn best(system: &System, requests: usize, options: &Options, hint: Option<&Setting>) -> Result<Point, Fault> {
-    let mut search = Search::new(system, requests, options)?;
-    let start = search.sketch(hint.and_then(|hint| search.coordinates(hint)))?;
-    search.climb(start)
-}
-
-/// The best setting for each number of requests, in ascending order.
-pub fn ladder(
-    system: &System,
-    requests: impl IntoIterator<Item = usize>,
-    options: &Options,
-) -> Result<Vec<(usize, Point)>, Fault> {
-    let mut steps: Vec<(usize, Point)> = Vec::new();
-    for n in requests {
-        let hint = steps.last().filter(|(before, _)| before + 1 == n).map(|(_, point)| &point.setting);
-        let point = best(system, n, options, hint)?;
-        steps.push((n, point));
-    }
-    Ok(steps)
-}
-
-/// Every setting whose thresholds are allowed, in lexicographic order, with the holds of `options` (0 where they
-/// are to be chosen): the best one, its lead over the second by its own throughput, and how many there are.
-pub fn all(
-    system: &System,
-    requests: usize,
-    options: &Options,
-    limits: Limits,
-) -> Result<(Point, Option<f64>, usize), Fault> {
-    let search = Search::new(system, requests, options)?;
-    let mut feasible = vec![Vec::new()];
-    for model in 0..system.len() {
-        let range = match options.fixed.get(model).copied().flatten() {
-            Some(fixed) => fixed..=fixed,
-            None => 1..=requests as u32,
-        };
-        let longer = |start: Vec<u32>| range.clone().map(move |b| [&start[..], &[b]].concat());
-        feasible = feasible.into_iter().flat_map(longer).filter(|b| most_waiting(b) < requests as u64).collect();
-    }
-    let settings = feasible.iter().map(|b| search.setting(&[&b[..], &vec![0; system.len()]].concat()));
-    let settings: Vec<Setting> = settings.collect();
-    let points = in_parallel(options.threads, &settings, |s| evaluate(system, requests, s, options.grain, limits))?;
-    let count = points.len();
-    let mut points = points.into_iter();
-    let Some(mut best) = points.next() else { return Err(search.no_setting()) };
-    let mut second: Option<f64> = None;
-    for point in points {
-        let (new, old) = (point.rates.throughput, best.rates.throughput);
-        let beaten = if new > old * (1.0 + EQUAL) { std::mem::replace(&mut best, point).rates.throughput } else { new };
-        second = Some(second.map_or(beaten, |second| second.max(beaten)));
-    }
-    let lead = second.map(|second| 1.0 - second / best.rates.throughput);
-    Ok((best, lead, count))
-}
-
-/// Rates of a setting to compare with; simulated earlier than those of the best.
-pub fn rates(system: &System, requests: usize, setting: &Setting, options: &Options) -> Result<Point, Fault> {
-    evaluate(system, requests, setting, options.grain, QUICK)
-}
-
-/// Throughput over the thresholds of `model`, all else as in `setting`: those that do not lock up.
-pub fn profile(
-    system: &System,
-    requests: usize,
-    setting: &Setting,
-    model: usize,
-    options: &Options,
-) -> Result<Vec<Point>, Fault> {
-    let with = |b: u32| {
-        let mut setting = setting.clone();
-        setting.min_batch[model] = b;
-        setting
-    };
-    let settings: Vec<Setting> =
-        (1..=requests as u32).map(with).filter(|setting| most_waiting(&setting.min_batch) < requests as u64).collect();
-    in_parallel(options.threads, &settings, |setting| rates(system, requests, setting, options))
-}
-
 impl<'a> Search<'a> {
-    fn new(system: &'a System, requests: usize, options: &'a Options) -> Result<Self, Fault> {
+    pub fn new(system: &'a System, requests: usize, options: &'a Options) -> Result<Self, Fault> {
         check_requests(requests)?;
         for (field, given) in [("min_batch", options.fixed.len()), ("hold", options.holds.len())] {
             if given != 0 && given != system.len() {
@@ -216,7 +65,7 @@ impl<'a> Search<'a> {
         Ok(search)
     }
 
-    fn no_setting(&self) -> Fault {
+    pub fn no_setting(&self) -> Fault {
         Fault::Concurrency(self.requests)
     }
 
@@ -226,13 +75,13 @@ impl<'a> Search<'a> {
         fixed.chain(self.holds.iter().map(|_| 0)).collect()
     }
 
-    fn setting(&self, at: &[u32]) -> Setting {
+    pub fn setting(&self, at: &[u32]) -> Setting {
         let (min_batch, holds) = at.split_at(self.system.len());
         let hold_ms = holds.iter().zip(&self.holds).map(|(&number, tried)| tried[number as usize]).collect();
         Setting { min_batch: min_batch.to_vec(), hold_ms }
     }
 
-    fn coordinates(&self, hint: &Setting) -> Option<Coordinates> {
+    pub fn coordinates(&self, hint: &Setting) -> Option<Coordinates> {
         let number = |(hold, tried): (&f64, &Vec<f64>)| Some(tried.iter().position(|tried| tried == hold)? as u32);
         let holds: Option<Vec<u32>> = hint.hold_ms.iter().zip(&self.holds).map(number).collect();
         Some([&hint.min_batch[..], &holds?].concat()).filter(|at| self.allows(at))
@@ -273,7 +122,7 @@ impl<'a> Search<'a> {
         near
     }
 
-    /// Thresholds all over what is allowed, without holds: by eighths of the requests, or coarser for many models.
+    /// Thresholds all over what is allowed, with no holds and the longest ones: by eighths of the requests, or coarser for many models.
     fn grid(&self) -> Vec<Coordinates> {
         let parts = match self.system.len() {
             ..=3 => 8,
@@ -292,13 +141,23 @@ impl<'a> Search<'a> {
             grid.retain(|at| self.allows(at));
         }
         grid.dedup();
+        // Holds pay in full or not at all where overlap costs much.
+        for (model, tried) in self.holds.iter().enumerate().filter(|(_, tried)| tried.len() > 1) {
+            let longest = |at: &Coordinates| {
+                let mut at = at.clone();
+                at[self.system.len() + model] = tried.len() as u32 - 1;
+                at
+            };
+            grid = grid.iter().flat_map(|at| [at.clone(), longest(at)]).collect();
+        }
         grid
     }
 
     /// Near the top, by simulations. A `hint` that is as good as the grid is taken as it is.
-    fn sketch(&self, hint: Option<Coordinates>) -> Result<Coordinates, Fault> {
+    pub fn sketch(&self, hint: Option<Coordinates>) -> Result<Coordinates, Fault> {
         let score = |effort: Effort| {
             move |at: &Coordinates| {
+                let effort = self.options.effort(effort);
                 let estimate = simulation::estimate(self.system, self.requests, &self.setting(at), effort)?;
                 Ok(estimate.rates.throughput)
             }
@@ -361,7 +220,7 @@ impl<'a> Search<'a> {
     }
 
     /// To the top from `at`: by single coordinates, then by pairs of them, and on in a direction that was good.
-    fn climb(&mut self, mut at: Coordinates) -> Result<Point, Fault> {
+    pub fn climb(&mut self, mut at: Coordinates) -> Result<Point, Fault> {
         self.learn(std::slice::from_ref(&at))?;
         let mut ahead: Option<Coordinates> = None;
         loop {
@@ -372,7 +231,7 @@ impl<'a> Search<'a> {
             let mut better = None;
             for some in near.chunks(self.options.threads.max(1)) {
                 self.learn(some)?;
-                better = some.iter().filter(|next| self.is_better(next, &at)).cloned().next();
+                better = some.iter().find(|next| self.is_better(next, &at)).cloned();
                 if better.is_some() {
                     break;
                 }
@@ -395,8 +254,8 @@ impl<'a> Search<'a> {
     fn learn(&mut self, settings: &[Coordinates]) -> Result<(), Fault> {
         let settings: Vec<Coordinates> = settings.iter().filter(|at| !self.known.contains_key(*at)).cloned().collect();
         let points = in_parallel(self.options.threads, &settings, |at| match &self.unsolved {
-            Some(reason) => simulated(self.system, self.requests, self.setting(at), reason.clone()),
-            None => evaluate(self.system, self.requests, &self.setting(at), self.options.grain, LIMITS),
+            Some(reason) => simulated(self.system, self.requests, self.setting(at), self.options, reason.clone()),
+            None => evaluate(self.system, self.requests, &self.setting(at), self.options, LIMITS),
         })?;
         for (at, point) in settings.into_iter().zip(points) {
             if let Method::Simulation { reason, .. } = &point.method {
@@ -406,33 +265,4 @@ impl<'a> Search<'a> {
         }
         Ok(())
     }
-}
-
-/// `work` on every item, on up to `threads` threads.
-fn in_parallel<I: Sync, O: Send>(
-    threads: usize,
-    items: &[I],
-    work: impl Fn(&I) -> Result<O, Fault> + Sync,
-) -> Result<Vec<O>, Fault> {
-    let next = std::sync::atomic::AtomicUsize::new(0);
-    let one = || {
-        let mut done = Vec::new();
-        while let Some((index, item)) = {
-            let index = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            items.get(index).map(|item| (index, item))
-        } {
-            done.push((index, work(item)));
-        }
-        done
-    };
-    let mut done = std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads.min(items.len())).map(|_| scope.spawn(one)).collect();
-        let mut done = one();
-        for other in others {
-            done.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        }
-        done
-    });
-    done.sort_by_key(|(index, _)| *index);
-    done.into_iter().map(|(_, result)| result).collect()
 }

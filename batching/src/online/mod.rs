@@ -1,0 +1,274 @@
+//! Thresholds that follow the traffic: what the last seconds showed is tuned for, every few seconds.
+//!
+//! [`Online`] is told of every step and answers [`Online::choose`] with a new ladder, or with none while the
+//! present one is as good. It does no I/O and keeps no time: the caller passes both, and calls `choose` off the hot
+//! path, because it searches.
+
+mod latency;
+mod window;
+
+use std::time::Duration;
+
+use crate::search::{self, Options};
+use crate::system::{Fault, Setting, System, check_requests, most_waiting};
+
+use window::Window;
+
+/// What the past counts after an interval.
+const KEEP: f64 = 0.6;
+/// Relative change of routes, step times or stretches from which on thresholds are chosen again.
+const MOVED: f64 = 0.05;
+/// Predicted gain without which the present thresholds stay, and thresholds of 1 are preferred.
+const GAIN: f64 = 0.005;
+/// As the search is repeated every few seconds, beside the work.
+const HASTE: u64 = 8;
+/// Parts of the way from thresholds of 1 to the best ones that are compared under a limit.
+const WAY: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.0];
+/// Numbers of requests for which thresholds are searched; between them they lie on a line.
+const SEARCHED: [usize; 16] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
+
+/// How to tune.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// By model.
+    pub names: Vec<String>,
+    pub entry: usize,
+    /// By model, a ladder over the active requests from 1; the last step holds for more. Taken while too little
+    /// is known.
+    pub ladders: Vec<Vec<u32>>,
+    /// By model: stretch while others run, until it can be told.
+    pub stretch: Vec<f64>,
+    /// How often thresholds are chosen.
+    pub interval: Duration,
+    /// Limits in milliseconds on the 99th percentile of the time per token and of the time to the first token.
+    pub p99_tpot_ms: Option<f64>,
+    pub p99_ttft_ms: Option<f64>,
+}
+
+/// Ladders that took the place of others.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// By model, a step for each number of active requests from 1; the last one holds for more.
+    pub ladders: Vec<Vec<u32>>,
+    pub reason: Reason,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reason {
+    /// Too little is known: the configured ladders.
+    Thin,
+    /// Tuned for this system.
+    Tuned { system: System, requests: usize },
+}
+
+/// The tuner of one route.
+#[derive(Clone, Debug)]
+pub struct Online {
+    config: Config,
+    window: Window,
+    /// End of the present interval.
+    next: Duration,
+    /// Most active requests of the present interval, and of those before with a slow fall.
+    active: usize,
+    most: usize,
+    /// Milliseconds, of the present interval.
+    tpot: Vec<f64>,
+    ttft: Vec<f64>,
+    /// What predicted times per token are multiplied with, and how far thresholds may go, as limits were not kept.
+    caution: f64,
+    reach: f64,
+    /// Present ladders, and what they were tuned for.
+    ladders: Vec<Vec<u32>>,
+    tuned: Option<(System, usize)>,
+}
+
+impl Online {
+    /// With the configured ladders. Times of calls count from the same moment as `now`.
+    pub fn new(config: Config, now: Duration) -> Result<Self, Fault> {
+        let models = config.names.len();
+        if models == 0 {
+            return Err(Fault::NoModels);
+        }
+        for (field, given) in [("ladders", config.ladders.len()), ("stretch", config.stretch.len())] {
+            if given != models {
+                return Err(Fault::Count { field, given, wanted: models });
+            }
+        }
+        if config.entry >= models {
+            return Err(Fault::Entry { entry: config.entry, models });
+        }
+        Ok(Self {
+            window: Window::new(&config.stretch),
+            next: now + config.interval,
+            active: 0,
+            most: 0,
+            tpot: Vec::new(),
+            ttft: Vec::new(),
+            caution: 1.0,
+            reach: 1.0,
+            ladders: config.ladders.clone(),
+            tuned: None,
+            config,
+        })
+    }
+
+    /// A step of `model` took `ms`, of which `overlap_ms` while other models ran, and wrote `tokens` in all. `routed`:
+    /// by model, how many of its requests go on there. Requests that ended are not told.
+    pub fn step(&mut self, model: usize, ms: f64, overlap_ms: f64, routed: &[u32], tokens: f64) {
+        self.window.step(model, ms, overlap_ms, routed, tokens);
+    }
+
+    /// So many requests are active now.
+    pub fn active(&mut self, requests: usize) {
+        self.active = self.active.max(requests);
+    }
+
+    /// Milliseconds a token of a request (over some tens of tokens), or to its first one.
+    pub fn tpot(&mut self, ms: f64) {
+        self.tpot.push(ms);
+    }
+
+    pub fn ttft(&mut self, ms: f64) {
+        self.ttft.push(ms);
+    }
+
+    /// Present ladders, by model.
+    pub fn ladders(&self) -> &[Vec<u32>] {
+        &self.ladders
+    }
+
+    /// When the interval is over: other ladders, if they promise more.
+    pub fn choose(&mut self, now: Duration) -> Option<Choice> {
+        if now < self.next {
+            return None;
+        }
+        self.next = now + self.config.interval;
+        self.window.turn(KEEP);
+        self.most = self.active.max(self.most - self.most / 8);
+        self.active = 0;
+        let limits_moved = self.feel_limits();
+        let most = self.most.clamp(1, SEARCHED[SEARCHED.len() - 1]);
+        let Some(system) = self.window.system(&self.config.names, self.config.entry) else {
+            self.tuned = None;
+            return self.change(self.config.ladders.clone(), Reason::Thin);
+        };
+        let known = self.tuned.as_ref().is_some_and(|(tuned, requests)| *requests >= most && !moved(tuned, &system));
+        if known && !limits_moved {
+            return None;
+        }
+        let ladders = self.tune(&system, most).ok()?;
+        self.tuned = Some((system.clone(), most));
+        self.change(ladders, Reason::Tuned { system, requests: most })
+    }
+
+    fn change(&mut self, ladders: Vec<Vec<u32>>, reason: Reason) -> Option<Choice> {
+        if ladders == self.ladders {
+            return None;
+        }
+        self.ladders.clone_from(&ladders);
+        Some(Choice { ladders, reason })
+    }
+
+    /// Take back what limits do not allow, slowly give again what they do. Whether anything moved.
+    fn feel_limits(&mut self) -> bool {
+        let before = (self.caution, self.reach);
+        let (tpot, ttft) = (percentile_99(&mut self.tpot), percentile_99(&mut self.ttft));
+        if let Some((limit, tpot)) = self.config.p99_tpot_ms.zip(tpot) {
+            if tpot > limit {
+                self.caution = (self.caution * 1.1).min(3.0);
+            } else if tpot < 0.85 * limit {
+                self.caution = (self.caution / 1.05).max(1.0);
+            }
+        }
+        if let Some((limit, ttft)) = self.config.p99_ttft_ms.zip(ttft) {
+            if ttft > limit {
+                self.reach /= 2.0;
+            } else if ttft < 0.85 * limit {
+                self.reach = (self.reach + 0.1).min(1.0);
+            }
+        }
+        before != (self.caution, self.reach)
+    }
+
+    /// Ladders for `system` up to `most` requests.
+    fn tune(&self, system: &System, most: usize) -> Result<Vec<Vec<u32>>, Fault> {
+        check_requests(most)?;
+        let mut searched: Vec<(usize, Vec<u32>)> = Vec::new();
+        for requests in SEARCHED.into_iter().take_while(|n| *n < most).chain([most]) {
+            let hint = self.present(requests);
+            searched.push((requests, self.thresholds(system, requests, &Setting::new(hint))?));
+        }
+        let at = |requests: usize, model: usize| {
+            let after = searched.partition_point(|(n, _)| *n < requests);
+            match (after.checked_sub(1).and_then(|before| searched.get(before)), searched.get(after)) {
+                // Rounded down, so that sums stay below the line between two sums that do not lock up.
+                (Some((low, a)), Some((high, b))) if *high > requests => {
+                    let (a, b) = (f64::from(a[model]), f64::from(b[model]));
+                    (a + (b - a) * (requests - low) as f64 / (high - low) as f64).floor() as u32
+                }
+                (_, Some((_, b))) => b[model],
+                (_, None) => 1,
+            }
+        };
+        Ok((0..system.len()).map(|model| (1..=most).map(|requests| at(requests, model)).collect()).collect())
+    }
+
+    /// Present thresholds, or all 1 where they would lock up.
+    fn present(&self, requests: usize) -> Vec<u32> {
+        let step = |ladder: &Vec<u32>| ladder.get(requests - 1).or(ladder.last()).copied().unwrap_or(1).max(1);
+        let present: Vec<u32> = self.ladders.iter().map(step).collect();
+        if most_waiting(&present) < requests as u64 { present } else { vec![1; present.len()] }
+    }
+
+    /// The thresholds for `requests`: the best ones that keep the limits.
+    fn thresholds(&self, system: &System, requests: usize, present: &Setting) -> Result<Vec<u32>, Fault> {
+        let options = Options { haste: HASTE, ..Options::default() };
+        let best = search::best(system, requests, &options, Some(present))?;
+        let eager = Setting::new(vec![1; system.len()]);
+        let rate = |setting: &Setting| Ok(search::rates(system, requests, setting, &options)?.rates.throughput);
+        let reached = |part: f64| {
+            let shorter = |b: &u32| 1 + (f64::from(b - 1) * part * self.reach).floor() as u32;
+            Setting::new(best.setting.min_batch.iter().map(shorter).collect())
+        };
+        if let Some(limit) = self.config.p99_tpot_ms {
+            let mut tried: Vec<(f64, f64, Setting)> = Vec::new();
+            for setting in WAY.map(reached) {
+                let tpot = self.caution * latency::p99_tpot_ms(system, requests, &setting)?;
+                tried.push((tpot, rate(&setting)?, setting));
+            }
+            let kept = tried.iter().filter(|(tpot, ..)| *tpot <= limit).max_by(|a, b| a.1.total_cmp(&b.1));
+            let nearest = || tried.iter().min_by(|a, b| a.0.total_cmp(&b.0));
+            return Ok(kept.or_else(nearest).map_or(eager.min_batch, |(.., setting)| setting.min_batch.clone()));
+        }
+        let best = reached(1.0);
+        let top = rate(&best)?;
+        // Of nearly equal ones the first.
+        let choices = [&eager, present, &best];
+        for setting in choices.into_iter().filter(|setting| self.reach == 1.0 || *setting != present) {
+            if rate(setting)? >= top * (1.0 - GAIN) {
+                return Ok(setting.min_batch.clone());
+            }
+        }
+        Ok(best.min_batch)
+    }
+}
+
+/// Whether one system differs from the other so much that its best thresholds may.
+fn moved(one: &System, other: &System) -> bool {
+    let far = |a: f64, b: f64| (a - b).abs() > MOVED * a.max(b);
+    let routes = |(a, b): (&Vec<f64>, &Vec<f64>)| a.iter().zip(b).any(|(a, b)| far(*a, *b) && (a - b).abs() > 0.005);
+    let slower = |(a, b): (&crate::Model, &crate::Model)| {
+        let sizes = a.step_ms.len().min(b.step_ms.len());
+        let mean = |model: &crate::Model| (1..=sizes).map(|size| model.step(size)).sum::<f64>() * model.stretch;
+        far(mean(a), mean(b)) || far(a.stretch, b.stretch)
+    };
+    one.routing.iter().zip(&other.routing).any(routes) || one.models.iter().zip(&other.models).any(slower)
+}
+
+/// Empties `values`.
+fn percentile_99(values: &mut Vec<f64>) -> Option<f64> {
+    let mut values = std::mem::take(values);
+    values.sort_by(f64::total_cmp);
+    let rank = (0.99 * values.len() as f64).ceil() as usize;
+    values.get(rank.max(1) - 1).copied()
+}
