@@ -315,13 +315,8 @@ impl Prepared {
         }
     }
 
-    /// Start an engine with these routes. `runners`: one for each model of the configuration.
-    pub fn engine(
-        &self,
-        runners: Vec<Box<dyn Runner>>,
-        routes: Vec<RouteSetup>,
-        observer: Option<Arc<dyn Observer>>,
-    ) -> Result<Engine, Failure> {
+    /// The models as an engine takes them. `runners`: one for each model of the configuration.
+    pub fn setups(&self, runners: Vec<Box<dyn Runner>>) -> Vec<ModelSetup> {
         let config = &self.config;
         let models = config.models.iter().zip(&self.placed).zip(&self.texts).zip(&self.masked).zip(runners).map(
             |((((model, placed), text), masked), runner)| ModelSetup {
@@ -334,6 +329,17 @@ impl Prepared {
                 prefill_chunk: placed.prefill_chunk as usize,
             },
         );
-        Engine::start_observed(models.collect(), routes, observer).map_err(|error| self.start_failure(&error))
+        models.collect()
+    }
+
+    /// Start an engine with these routes. `runners`: one for each model of the configuration.
+    pub fn engine(
+        &self,
+        runners: Vec<Box<dyn Runner>>,
+        routes: Vec<RouteSetup>,
+        observer: Option<Arc<dyn Observer>>,
+    ) -> Result<Engine, Failure> {
+        let models = self.setups(runners);
+        Engine::start_observed(models, routes, observer).map_err(|error| self.start_failure(&error))
     }
 }
