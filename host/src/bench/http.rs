@@ -184,6 +184,47 @@ mod tests {
         assert!(Client::new("http://h", Some("a\nb")).is_err_and(|error| error.starts_with("--api-key")));
     }
 
+    /// Answers `answers` requests on each of two connections, then closes it.
+    fn server(answers: usize) -> (String, std::thread::JoinHandle<()>) {
+        use std::io::{Read, Write};
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let serve = move || {
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().unwrap();
+                for _ in 0..answers {
+                    let (mut request, mut byte) = (Vec::new(), [0]);
+                    while !request.ends_with(b"\r\n\r\n") {
+                        stream.read_exact(&mut byte).unwrap();
+                        request.push(byte[0]);
+                    }
+                    assert!(String::from_utf8(request).unwrap().contains("authorization: Bearer k"));
+                    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").unwrap();
+                }
+            }
+        };
+        (url, std::thread::spawn(serve))
+    }
+
+    #[test]
+    fn connections_are_kept_and_replaced_where_they_were_closed() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        for answers in [1, 2] {
+            let (url, thread) = server(answers);
+            let client = Client::new(&url, Some("k")).unwrap();
+            runtime.block_on(async {
+                for asked in 1..=2 * answers {
+                    let body = client.send(Method::GET, "/", None).await.unwrap().whole().await.unwrap();
+                    assert_eq!((body.as_slice(), client.idle.lock().unwrap().len()), (&b"ok"[..], 1));
+                    while asked % answers == 0 && !client.idle.lock().unwrap()[0].is_closed() {
+                        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                    }
+                }
+            });
+            thread.join().unwrap();
+        }
+    }
+
     #[test]
     fn refusals_have_the_message_of_the_server() {
         let status = StatusCode::BAD_REQUEST;

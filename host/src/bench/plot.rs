@@ -92,7 +92,7 @@ fn panels(loads: &[Plotted<'_>], logs: &[ModelLog]) -> Vec<Panel> {
             |(model, log): (&ModelSummary, &ModelLog)| (model.name.clone(), fill(&log.steps, last.carried.began));
         panels.push(Panel {
             title: "Requests in a step",
-            x: format!("s ({})", last.summary.pace),
+            x: format!("s, load of {}", last.summary.pace),
             y: "requests",
             lines: last.summary.models.iter().zip(logs).map(steps).collect(),
             marked: false,
