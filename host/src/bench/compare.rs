@@ -20,8 +20,11 @@ impl Spread {
     }
 }
 
+/// A number of a load, with its name.
+pub type Quantity = (&'static str, fn(&Summary) -> f64);
+
 /// What is compared of a load: tokens a second, and mean times in ms.
-pub const COMPARED: [(&str, fn(&Summary) -> f64); 4] = [
+pub const COMPARED: [Quantity; 4] = [
     ("tokens_per_second", |summary| summary.tokens_per_second),
     ("ttft_ms", |summary| summary.ttft_ms.mean),
     ("tpot_ms", |summary| summary.tpot_ms.mean),

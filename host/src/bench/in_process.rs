@@ -70,10 +70,7 @@ impl InProcess {
         let mut answer = Answer { prompt_tokens: request.prompt.len() as u64, ..Answer::new(Instant::now()) };
         answer.arrivals.reserve_exact(ask.output_len as usize);
         let mut reply = Reply::default();
-        let failure = match self.follow(request, &mut answer, &mut reply, told).await {
-            Ok(()) => None,
-            Err(failure) => Some(failure),
-        };
+        let failure = self.follow(request, &mut answer, &mut reply, told).await.err();
         if !matches!(ask.prompt, Prompt::Tokens(_)) {
             let mut detokenizer = Detokenizer::default();
             reply.text = reply.tokens.iter().map(|token| detokenizer.push(&self.text.tokenizer, *token)).collect();
