@@ -1,122 +1,136 @@
-//! Closed-loop load: a fixed number of requests is always under way.
+//! A load: sessions that begin at their moments, at most so many at once.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tokenrouter_plugin_api::random;
 use tokio::task::JoinSet;
 
-use crate::engine::{Engine, RequestStream, SubmitError};
-use crate::request::{Event, ModelId, NewRequest, RequestError, RouteId, SamplingParams, TokenId};
+use super::arrivals;
+use super::ask::{Answer, Ask, Prompt};
+use super::target::Target;
 
-/// Stream of [`random::uniform`] for the tokens of prompts.
-const STREAM: u64 = 0x6265;
 /// How often the progress is told.
 const TICK: Duration = Duration::from_millis(200);
 
-/// What is asked for.
+/// What decides when sessions begin.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pace {
+    /// So many are always under way.
+    Closed { requests: u32 },
+    /// So many a second arrive, as [`arrivals::moments`] has them; at most `most` are under way.
+    Open { rate: f64, burstiness: f64, most: Option<u32> },
+}
+
+impl fmt::Display for Pace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed { requests } => write!(f, "{requests}"),
+            Self::Open { rate, .. } => write!(f, "{rate}/s"),
+        }
+    }
+}
+
+/// What is asked, and when.
 #[derive(Clone, Debug)]
 pub struct Load {
-    pub route: RouteId,
-    /// Requests under way at once.
-    pub requests: usize,
-    /// Requests in all.
-    pub total: usize,
-    /// Tokens of each prompt, drawn from the ids below `vocab_size`.
-    pub input_len: usize,
-    pub vocab_size: u32,
-    /// Tokens of each answer.
-    pub output_len: u32,
-    /// Request `i` is drawn and sampled with `seed + i`.
-    pub seed: u64,
+    /// Turns of each.
+    pub sessions: Vec<Vec<Ask>>,
+    /// When each is to begin, from the start of the load, ascending. All zero: a closed load, in which a
+    /// session begins when another ends.
+    pub moments: Vec<Duration>,
+    /// Sessions under way at once; at least 1.
+    pub most: usize,
 }
 
-/// One request and when its tokens came.
+/// A load that is over.
 #[derive(Clone, Debug)]
-pub struct Answer {
-    pub submitted: Instant,
-    pub tokens: Vec<(Instant, ModelId)>,
-    pub handoffs: u32,
+pub struct Carried {
+    pub began: Instant,
+    /// In the order of sessions and turns.
+    pub answers: Vec<Answer>,
 }
 
-/// Why a load could not be carried.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    #[error("{0}")]
-    Refused(#[from] SubmitError),
-    #[error("a request failed: {0}")]
-    Failed(#[from] RequestError),
-    #[error("the engine stopped")]
-    Stopped,
-}
+/// The task of a session panicked (the log says how).
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("a session of the load panicked")]
+pub struct Panicked;
 
 impl Load {
-    /// Request number `index`. It has exactly `output_len` tokens.
-    pub fn request(&self, index: usize) -> NewRequest {
-        let seed = self.seed.wrapping_add(index as u64);
-        let vocab = f64::from(self.vocab_size);
-        let token = |at: usize| (random::uniform(seed, at as u64, STREAM) * vocab) as TokenId;
-        NewRequest {
-            route: self.route,
-            prompt: (0..self.input_len).map(token).collect(),
-            max_tokens: self.output_len,
-            sampling: SamplingParams { seed, ignore_eos: true, ..SamplingParams::greedy() },
-            return_signals: false,
-            cache_salt: None,
-        }
+    /// `seed`: of the moments.
+    pub fn new(pace: Pace, sessions: Vec<Vec<Ask>>, seed: u64) -> Self {
+        let count = sessions.len();
+        let (moments, most) = match pace {
+            Pace::Closed { requests } => (vec![Duration::ZERO; count], requests as usize),
+            Pace::Open { rate, burstiness, most } => {
+                (arrivals::moments(count, rate, burstiness, seed), most.map_or(usize::MAX, |most| most as usize))
+            }
+        };
+        Self { sessions, moments, most: most.max(1) }
     }
 
-    /// Put the load on `engine`. `progress` is told the number of tokens so far. Answers in the order of
-    /// their requests.
-    pub async fn run(&self, engine: &Engine, mut progress: impl FnMut(u64)) -> Result<Vec<Answer>, LoadError> {
-        // Made beforehand, so that nothing but the engine is measured.
-        let mut requests = (0..self.total).map(|index| self.request(index)).collect::<Vec<_>>().into_iter().enumerate();
-        let written = Arc::new(AtomicU64::new(0));
-        let mut under_way: JoinSet<Result<_, LoadError>> = JoinSet::new();
-        let mut answers: Vec<(usize, Answer)> = Vec::with_capacity(self.total);
+    /// Tokens of all answers, if none fails.
+    pub fn tokens(&self) -> u64 {
+        self.sessions.iter().flatten().map(|ask| u64::from(ask.output_len)).sum()
+    }
+
+    /// Put the load on `target`. `progress` is told the number of tokens so far.
+    pub async fn run(self, target: &Arc<Target>, mut progress: impl FnMut(u64)) -> Result<Carried, Panicked> {
+        let told = Arc::new(AtomicU64::new(0));
+        let mut under_way = JoinSet::new();
+        let mut answers: Vec<Answer> = Vec::with_capacity(self.sessions.iter().map(Vec::len).sum());
         let mut ticks = tokio::time::interval(TICK);
+        let began = Instant::now();
+        let mut next = self.moments.iter().map(|moment| began + *moment).zip(self.sessions).enumerate().peekable();
         loop {
-            while under_way.len() < self.requests
-                && let Some((index, request)) = requests.next()
+            while under_way.len() < self.most
+                && let Some((number, (due, turns))) = next.next_if(|(_, (due, _))| *due <= Instant::now())
             {
-                let (submitted, room) = (Instant::now(), request.max_tokens as usize);
-                let stream = engine.submit(request)?;
-                let written = written.clone();
-                under_way.spawn(async move { Ok((index, follow(stream, submitted, room, &written).await?)) });
+                under_way.spawn(session(target.clone(), number, turns, due, told.clone()));
+            }
+            let due = next.peek().filter(|_| under_way.len() < self.most).map(|(_, (due, _))| *due);
+            if under_way.is_empty() && due.is_none() {
+                break;
             }
             tokio::select! {
-                ended = under_way.join_next() => match ended {
-                    Some(Ok(answer)) => answers.push(answer?),
-                    Some(Err(_)) => return Err(LoadError::Stopped),
-                    None => break,
-                },
-                _ = ticks.tick() => progress(written.load(Ordering::Relaxed)),
+                Some(ended) = under_way.join_next() => answers.extend(ended.map_err(|_| Panicked)?),
+                () = tokio::time::sleep_until(due.unwrap_or(began).into()), if due.is_some() => {}
+                _ = ticks.tick() => progress(told.load(Ordering::Relaxed)),
             }
         }
-        answers.sort_by_key(|(index, _)| *index);
-        Ok(answers.into_iter().map(|(_, answer)| answer).collect())
+        answers.sort_by_key(|answer| (answer.session, answer.turn));
+        Ok(Carried { began, answers })
     }
 }
 
-async fn follow(
-    mut stream: RequestStream,
-    submitted: Instant,
-    room: usize,
-    written: &AtomicU64,
-) -> Result<Answer, LoadError> {
-    let mut tokens = Vec::with_capacity(room);
-    loop {
-        match stream.events.recv().await {
-            Some(Event::Committed { tokens: committed, .. }) => {
-                let now = Instant::now();
-                written.fetch_add(committed.len() as u64, Ordering::Relaxed);
-                tokens.extend(committed.iter().map(|token| (now, token.model)));
+async fn session(
+    target: Arc<Target>,
+    number: usize,
+    turns: Vec<Ask>,
+    due: Instant,
+    told: Arc<AtomicU64>,
+) -> Vec<Answer> {
+    let mut answers = Vec::with_capacity(turns.len());
+    let mut said = None;
+    let mut failure: Option<String> = None;
+    for (turn, mut ask) in turns.into_iter().enumerate() {
+        // A later turn follows at once.
+        let due = if turn == 0 { due } else { Instant::now() };
+        let mut answer = match &failure {
+            Some(failure) => Answer::new(due).failed(format!("an earlier turn of the session failed: {failure}")),
+            None => {
+                if let Some((prompt, reply)) = said.take() {
+                    ask.prompt = Prompt::followed(prompt, reply, ask.prompt);
+                }
+                let (answer, reply) = target.answer(&ask, &told).await;
+                failure.clone_from(&answer.failure);
+                said = Some((ask.prompt, reply));
+                answer
             }
-            Some(Event::PromptCached { .. }) => {}
-            Some(Event::Finished { handoffs, .. }) => return Ok(Answer { submitted, tokens, handoffs }),
-            Some(Event::Failed(error)) => return Err(error.into()),
-            None => return Err(LoadError::Stopped),
-        }
+        };
+        (answer.session, answer.turn, answer.due) = (number, turn, due);
+        answers.push(answer);
     }
+    answers
 }

@@ -3,302 +3,240 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use super::ask::{Answer, ms};
+use super::flow::Flow;
+use super::goodput::{Limit, is_good};
+use super::load::{Carried, Pace};
+use super::models::{self, ModelSummary};
+use super::statistics::Distribution;
+use super::timed::ModelLog;
 
-use super::load::Answer;
-use super::timed::Step;
-use crate::subserver::Counters;
-
-/// Gaps between steps from this length on are taken for a closed gate.
-const LONGEST_GAP: Duration = Duration::from_millis(1);
-/// How long after a step of another model what it sends may arrive.
-const ARRIVAL_LAG: Duration = Duration::from_micros(100);
-
-/// Two percentiles of a quantity.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Percentiles {
-    pub p50: f64,
-    pub p99: f64,
-}
-
-/// One load.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// One load. Tokens, rates and times are of the requests that did not fail.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
-    /// Requests under way at once.
-    pub requests: usize,
-    /// Requests in all.
-    pub total: usize,
-    /// From the first submission to the last token.
+    pub pace: Pace,
+    pub completed: usize,
+    pub failed: usize,
+    /// What the failed ones were told, and how often; the most frequent first.
+    pub failures: Vec<(String, usize)>,
+    /// From the start of the load to the end of the last request.
     pub seconds: f64,
+    pub prompt_tokens: u64,
+    /// Those of them that a prefix cache had. `None` where the server does not tell.
+    pub cached_tokens: Option<u64>,
     pub tokens: u64,
-    /// All tokens by all seconds.
+    /// By all seconds.
+    pub requests_per_second: f64,
     pub tokens_per_second: f64,
-    /// Without prefills and the tail: from the moment when each of the first `requests` requests has a
-    /// token until the first of them ends. `None` where that is no time.
+    /// Requests within all limits, a second. `None` without limits.
+    pub goodput: Option<f64>,
+    /// Of a closed load, without prefills and the tail: from the moment when each of the first requests that
+    /// were under way together has a token until the first of them ends. `None` where that is no time, where
+    /// it is not known with how many tokens a chunk came, and of an open load.
     pub decode_tokens_per_second: Option<f64>,
     /// From the submission to the first token.
-    pub ttft_ms: Percentiles,
-    /// From the first to the last token, by the tokens after the first. 0 where there are none.
-    pub tpot_ms: Percentiles,
-    pub handoffs: u64,
+    pub ttft_ms: Distribution,
+    /// From the first token to the end, by the tokens after the first.
+    pub tpot_ms: Distribution,
+    /// Between tokens, or chunks, that follow each other.
+    pub itl_ms: Distribution,
+    /// From the submission to the end.
+    pub e2e_ms: Distribution,
+    /// Of an open load: from the moment when a request was due to its submission.
+    pub late_ms: Distribution,
+    /// Requests under way, on average and at most.
+    pub mean_under_way: f64,
+    pub most_under_way: usize,
+    /// `None` where the server does not tell.
+    pub handoffs: Option<u64>,
+    /// Tokens by model; empty where the server does not tell.
+    pub by_model: BTreeMap<String, u64>,
+    /// Of an engine in this process.
     pub models: Vec<ModelSummary>,
-}
-
-/// What one model did in a load.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ModelSummary {
-    pub name: String,
-    /// Tokens that it wrote, and their share of all.
-    pub tokens: u64,
-    pub share: f64,
-    pub steps: u64,
-    /// Requests of a step, on average.
-    pub mean_batch: f64,
-    /// Rows of a step, on average.
-    pub mean_rows: f64,
-    /// Time of a step.
-    pub step_ms: Percentiles,
-    /// The same by the number of its requests, ascending.
-    pub step_ms_by_batch: Vec<BatchSteps>,
-    /// Share of the time in which a step was under way.
-    pub busy: f64,
-    /// Median and 90th percentile of the host time between steps: from the end of a step to the start of the
-    /// next, where the next had all its work already. See [`host_gaps`]. `None` without any.
-    pub gap_us: Option<[f64; 2]>,
-    /// How many of the `steps - 1` gaps were such.
-    pub gaps: u64,
-    /// Tokens whose K/V requests came to need, and those of them whose K/V the prefix cache had.
-    pub prefix_queried: u64,
-    pub prefix_found: u64,
-}
-
-/// Steps with as many requests.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct BatchSteps {
-    pub batch: u32,
-    pub steps: u64,
-    #[serde(flatten)]
-    pub ms: Percentiles,
-}
-
-/// The smallest value that at least this share of `sorted` does not exceed; 0 of nothing.
-pub fn percentile(sorted: &[f64], share: f64) -> f64 {
-    let rank = (share * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.max(1) - 1).copied().unwrap_or(0.0)
-}
-
-fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values
-}
-
-fn percentiles(values: impl Iterator<Item = f64>) -> Percentiles {
-    let sorted = sorted(values);
-    Percentiles { p50: percentile(&sorted, 0.5), p99: percentile(&sorted, 0.99) }
-}
-
-fn ms(duration: Duration) -> f64 {
-    1e3 * duration.as_secs_f64()
+    /// Of one engine in this process.
+    pub flow: Option<Flow>,
 }
 
 impl Summary {
-    /// `answers` in the order of their requests, each with at least one token; `steps` and `names` by model.
-    pub fn new(requests: usize, answers: &[Answer], names: &[String], steps: &[Vec<Step>]) -> Self {
-        let times = || answers.iter().flat_map(|answer| answer.tokens.iter().map(|(time, _)| *time));
-        let start = answers.iter().map(|answer| answer.submitted).min();
-        let elapsed = start.zip(times().max()).map_or(Duration::ZERO, |(start, end)| end - start);
-        let tokens: u64 = answers.iter().map(|answer| answer.tokens.len() as u64).sum();
-        let ends = || answers.iter().filter_map(|a| Some((a, a.tokens.first()?.0, a.tokens.last()?.0)));
-        let written = |model: usize| {
-            let tokens = answers.iter().flat_map(|answer| &answer.tokens);
-            tokens.filter(|(_, writer)| writer.index() == model).count() as u64
-        };
-        let models = names.iter().zip(steps).enumerate();
+    /// `names` and `logs` by model; empty for a server elsewhere.
+    pub fn new(pace: Pace, carried: &Carried, limits: &[Limit], names: &[String], logs: &[ModelLog]) -> Self {
+        let Carried { began, answers } = carried;
+        let completed: Vec<&Answer> = answers.iter().filter(|answer| answer.failure.is_none()).collect();
+        let times: Vec<_> = completed.iter().filter_map(|answer| answer.times()).collect();
+        let end = answers.iter().map(|answer| answer.ended).max().unwrap_or(*began);
+        let elapsed = end - *began;
+        let tokens = completed.iter().map(|answer| answer.tokens).sum();
+        let good = times.iter().filter(|times| is_good(times, limits)).count() as u64;
+        let gaps = completed.iter().flat_map(|answer| answer.arrivals.windows(2));
+        let handoffs: Vec<u64> = completed.iter().filter_map(|answer| answer.handoffs).collect();
+        let mut by_model: BTreeMap<String, u64> = BTreeMap::new();
+        for (name, tokens) in completed.iter().flat_map(|answer| &answer.by_model) {
+            *by_model.entry(name.clone()).or_default() += tokens;
+        }
+        let (mean_under_way, most_under_way) = under_way(answers, elapsed);
         Self {
-            requests,
-            total: answers.len(),
+            pace,
+            completed: completed.len(),
+            failed: answers.len() - completed.len(),
+            failures: failures(answers),
             seconds: elapsed.as_secs_f64(),
+            cached_tokens: completed.iter().map(|answer| answer.cached_tokens).sum(),
+            prompt_tokens: completed.iter().map(|answer| answer.prompt_tokens).sum(),
             tokens,
+            requests_per_second: rate(completed.len() as u64, elapsed),
             tokens_per_second: rate(tokens, elapsed),
-            decode_tokens_per_second: decode_rate(&answers[..requests.min(answers.len())]),
-            ttft_ms: percentiles(ends().map(|(answer, first, _)| ms(first - answer.submitted))),
-            tpot_ms: percentiles(
-                ends()
-                    .filter(|(answer, ..)| answer.tokens.len() > 1)
-                    .map(|(answer, first, last)| ms(last - first) / (answer.tokens.len() - 1) as f64),
-            ),
-            handoffs: answers.iter().map(|answer| u64::from(answer.handoffs)).sum(),
-            models: models
-                .map(|(model, (name, own))| {
-                    let others = steps.iter().enumerate().filter(|(other, _)| *other != model);
-                    let sent = others.flat_map(|(_, steps)| steps.iter().map(|step| step.end));
-                    let mut arrivals: Vec<Instant> = sent.chain(answers.iter().map(|a| a.submitted)).collect();
-                    arrivals.sort_unstable();
-                    ModelSummary::new(name, (written(model), tokens), own, &host_gaps(own, &arrivals), elapsed)
-                })
-                .collect(),
-        }
-    }
-}
-
-fn rate(tokens: u64, time: Duration) -> f64 {
-    if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
-}
-
-fn decode_rate(first: &[Answer]) -> Option<f64> {
-    let start: Instant = first.iter().filter_map(|answer| Some(answer.tokens.first()?.0)).max()?;
-    let end: Instant = first.iter().filter_map(|answer| Some(answer.tokens.last()?.0)).min()?;
-    let within = first.iter().flat_map(|answer| &answer.tokens).filter(|(time, _)| *time > start && *time <= end);
-    (end > start).then(|| rate(within.count() as u64, end - start))
-}
-
-/// Microseconds between steps, ascending, without the waits for work: of the gaps below 1 ms, those in which
-/// nothing can have come in. Work comes from what a step leaves behind, or at the moments `arrivals`
-/// (ascending): other models' steps end, or requests are submitted.
-fn host_gaps(steps: &[Step], arrivals: &[Instant]) -> Vec<f64> {
-    let came_in = |from: Instant, to: Instant| {
-        let next = arrivals.partition_point(|time| *time + ARRIVAL_LAG < from);
-        arrivals.get(next).is_some_and(|time| *time < to)
-    };
-    let gaps = steps.windows(2).filter(|pair| !came_in(pair[0].end, pair[1].start));
-    let gaps = gaps.map(|pair| pair[1].start - pair[0].end).filter(|gap| *gap < LONGEST_GAP);
-    sorted(gaps.map(|gap| 1e6 * gap.as_secs_f64()))
-}
-
-fn by_batch(steps: &[Step]) -> Vec<BatchSteps> {
-    let mut times: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
-    for step in steps {
-        times.entry(step.sequences).or_default().push(ms(step.end - step.start));
-    }
-    let summed_up = |(batch, times): (u32, Vec<f64>)| BatchSteps {
-        batch,
-        steps: times.len() as u64,
-        ms: percentiles(times.into_iter()),
-    };
-    times.into_iter().map(summed_up).collect()
-}
-
-impl ModelSummary {
-    /// `tokens`: of this model and of all; `gaps` ascending.
-    fn new(name: &str, (tokens, all): (u64, u64), steps: &[Step], gaps: &[f64], elapsed: Duration) -> Self {
-        let count = steps.len().max(1) as f64;
-        let mean = |of: fn(&Step) -> u32| steps.iter().map(|step| f64::from(of(step))).sum::<f64>() / count;
-        let busy: Duration = steps.iter().map(|step| step.end - step.start).sum();
-        Self {
-            name: name.into(),
-            tokens,
-            share: tokens as f64 / all.max(1) as f64,
-            steps: steps.len() as u64,
-            mean_batch: mean(|step| step.sequences),
-            mean_rows: mean(|step| step.rows),
-            step_ms: percentiles(steps.iter().map(|step| ms(step.end - step.start))),
-            step_ms_by_batch: by_batch(steps),
-            busy: if elapsed.is_zero() { 0.0 } else { busy.as_secs_f64() / elapsed.as_secs_f64() },
-            gap_us: (!gaps.is_empty()).then(|| [percentile(gaps, 0.5), percentile(gaps, 0.9)]),
-            gaps: gaps.len() as u64,
-            prefix_queried: 0,
-            prefix_found: 0,
+            goodput: (!limits.is_empty()).then(|| rate(good, elapsed)),
+            decode_tokens_per_second: match pace {
+                Pace::Closed { requests } => decode_rate(answers, requests as usize),
+                Pace::Open { .. } => None,
+            },
+            ttft_ms: Distribution::of(times.iter().map(|times| times.ttft)),
+            tpot_ms: Distribution::of(times.iter().filter_map(|times| times.tpot)),
+            itl_ms: Distribution::of(gaps.map(|pair| ms(pair[1].0 - pair[0].0))),
+            e2e_ms: Distribution::of(times.iter().map(|times| times.e2e)),
+            late_ms: match pace {
+                Pace::Closed { .. } => Distribution::default(),
+                Pace::Open { .. } => {
+                    Distribution::of(answers.iter().map(|a| ms(a.submitted.saturating_duration_since(a.due))))
+                }
+            },
+            mean_under_way,
+            most_under_way,
+            handoffs: (handoffs.len() == completed.len()).then(|| handoffs.iter().sum()),
+            by_model,
+            models: models::summaries(names, logs, answers, elapsed),
+            flow: logs.iter().any(|log| !log.visits.is_empty()).then(|| Flow::new(answers, logs)),
         }
     }
 
-    /// Enter what the prefix cache did between two readings of the model's counters.
-    pub fn count_cached(&mut self, before: &Counters, after: &Counters) {
-        self.prefix_queried = after.prefix_queried - before.prefix_queried;
-        self.prefix_found = after.prefix_found - before.prefix_found;
+    /// Requests in all.
+    pub fn total(&self) -> usize {
+        self.completed + self.failed
     }
+}
 
-    /// Share of the tokens looked up that were found; `None` if none was looked up.
-    pub fn prefix_hit_rate(&self) -> Option<f64> {
-        (self.prefix_queried > 0).then(|| self.prefix_found as f64 / self.prefix_queried as f64)
+fn rate(count: u64, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
+}
+
+fn failures(answers: &[Answer]) -> Vec<(String, usize)> {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for failure in answers.iter().filter_map(|answer| answer.failure.as_deref()) {
+        *counts.entry(failure).or_default() += 1;
     }
+    let mut counts: Vec<(String, usize)> = counts.into_iter().map(|(failure, n)| (failure.into(), n)).collect();
+    counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    counts
+}
+
+/// Requests under way, on average over `elapsed` and at most.
+fn under_way(answers: &[Answer], elapsed: Duration) -> (f64, usize) {
+    let time: Duration = answers.iter().map(|answer| answer.ended - answer.submitted).sum();
+    let begun = answers.iter().map(|answer| (answer.submitted, 1));
+    // Who ends at a moment is gone when another begins.
+    let ended = answers.iter().map(|answer| (answer.ended, -1));
+    let mut changes: Vec<(Instant, i64)> = begun.chain(ended).collect();
+    changes.sort_unstable();
+    let (mut now, mut most) = (0, 0);
+    for (_, change) in changes {
+        now += change;
+        most = most.max(now);
+    }
+    (if elapsed.is_zero() { 0.0 } else { time.as_secs_f64() / elapsed.as_secs_f64() }, most as usize)
+}
+
+fn decode_rate(answers: &[Answer], requests: usize) -> Option<f64> {
+    let first: Vec<&Answer> = answers.iter().filter(|answer| answer.turn == 0).take(requests).collect();
+    let counted = |answer: &Answer| answer.arrivals.iter().map(|(_, tokens)| tokens).sum::<u64>() == answer.tokens;
+    if !first.iter().all(|answer| answer.failure.is_none() && counted(answer)) {
+        return None;
+    }
+    let start = first.iter().filter_map(|answer| Some(answer.arrivals.first()?.0)).max()?;
+    let end = first.iter().map(|answer| answer.ended).min()?;
+    let arrivals = first.iter().flat_map(|answer| &answer.arrivals);
+    let within = arrivals.filter(|(time, _)| *time > start && *time <= end).map(|(_, tokens)| tokens);
+    (end > start).then(|| rate(within.sum(), end - start))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::ModelId;
+
+    const CLOSED: Pace = Pace::Closed { requests: 2 };
+
+    /// A request from `submitted` with a token at each of the times, in ms.
+    fn answer(zero: Instant, submitted: u64, tokens: &[u64]) -> Answer {
+        let at = |ms: u64| zero + Duration::from_millis(ms);
+        Answer {
+            ended: at(tokens[tokens.len() - 1]),
+            prompt_tokens: 10,
+            tokens: tokens.len() as u64,
+            arrivals: tokens.iter().map(|time| (at(*time), 1)).collect(),
+            by_model: [("a".to_owned(), tokens.len() as u64 - 1), ("b".to_owned(), 1)].into(),
+            handoffs: Some(2),
+            ..Answer::new(at(submitted))
+        }
+    }
+
+    fn carried(began: Instant, answers: Vec<Answer>) -> Carried {
+        Carried { began, answers }
+    }
 
     #[test]
     fn what_is_summed_up() {
         let zero = Instant::now();
-        let at = |ms: u64| zero + Duration::from_millis(ms);
-        let answer = |submitted: u64, tokens: &[(u64, u32)]| Answer {
-            submitted: at(submitted),
-            tokens: tokens.iter().map(|&(time, model)| (at(time), ModelId(model))).collect(),
-            handoffs: 2,
-        };
         // Two under way, a third after the first has ended.
-        let answers = [
-            answer(0, &[(100, 0), (200, 1), (300, 0)]),
-            answer(0, &[(150, 0), (250, 0), (350, 0)]),
-            answer(300, &[(400, 1), (500, 0), (1000, 0)]),
+        let answers = vec![
+            answer(zero, 0, &[100, 200, 300]),
+            answer(zero, 0, &[150, 250, 350]),
+            answer(zero, 300, &[400, 500, 1000]),
         ];
-        let step = |start: u64, end: u64, rows: u32, sequences: u32| {
-            let micros = |n| zero + Duration::from_micros(n);
-            Step { start: micros(start), end: micros(end), rows, sequences, sampled: sequences }
-        };
-        let steps = [
-            vec![
-                step(0, 100_000, 8, 1),
-                step(100_010, 200_010, 2, 2),
-                step(200_050, 300_050, 2, 2),
-                step(302_000, 303_000, 1, 1),
-            ],
-            Vec::new(),
-        ];
-        let summary = Summary::new(2, &answers, &["a".into(), "b".into()], &steps);
-        assert_eq!((summary.requests, summary.total, summary.tokens, summary.handoffs), (2, 3, 9, 6));
-        assert_eq!((summary.seconds, summary.tokens_per_second), (1.0, 9.0));
+        let limits = ["ttft:120".parse().unwrap(), "e2e:699".parse().unwrap()];
+        let summary = Summary::new(CLOSED, &carried(zero, answers), &limits, &[], &[]);
+        assert_eq!((summary.completed, summary.failed, summary.tokens, summary.prompt_tokens), (3, 0, 9, 30));
+        assert_eq!((summary.seconds, summary.tokens_per_second, summary.requests_per_second), (1.0, 9.0, 3.0));
         // From 150 ms to 300 ms: tokens at 200, 250 and 300.
         assert!((summary.decode_tokens_per_second.unwrap() - 20.0).abs() < 1e-9);
-        assert_eq!(summary.ttft_ms, Percentiles { p50: 100.0, p99: 150.0 });
-        assert_eq!(summary.tpot_ms, Percentiles { p50: 100.0, p99: 300.0 });
-        let [a, b] = summary.models.as_slice() else { panic!() };
-        assert_eq!((a.tokens, b.tokens, a.steps, b.steps), (7, 2, 4, 0));
-        assert_eq!((a.mean_batch, a.mean_rows, a.gaps), (1.5, 3.25, 2));
-        let gap = a.gap_us.unwrap();
-        assert!((gap[0] - 10.0).abs() < 1e-6 && (gap[1] - 40.0).abs() < 1e-6, "{gap:?}");
-        assert!((a.busy - 0.301).abs() < 1e-9 && b.busy == 0.0 && b.gap_us.is_none());
-        assert_eq!(a.step_ms.p50, 100.0);
-        let by: Vec<(u32, u64, f64)> = a.step_ms_by_batch.iter().map(|s| (s.batch, s.steps, s.ms.p99)).collect();
-        assert_eq!(by, [(1, 2, 100.0), (2, 2, 100.0)]);
+        assert_eq!((summary.ttft_ms.p50, summary.ttft_ms.p90), (100.0, 140.0));
+        assert_eq!((summary.tpot_ms.p50, summary.tpot_ms.mean), (100.0, 500.0 / 3.0));
+        assert_eq!((summary.itl_ms.p50, summary.itl_ms.mean), (100.0, 1000.0 / 6.0));
+        assert_eq!((summary.e2e_ms.p50, summary.goodput), (350.0, Some(1.0)));
+        assert_eq!((summary.mean_under_way, summary.most_under_way), (1.35, 2));
+        assert_eq!((summary.handoffs, summary.by_model["a"], summary.by_model["b"]), (Some(6), 6, 3));
+        assert_eq!((summary.late_ms, summary.models.len(), summary.flow), (Distribution::default(), 0, None));
     }
 
     #[test]
-    fn only_this_load_counts() {
-        let mut model = ModelSummary::new("a", (0, 0), &[], &[], Duration::ZERO);
-        assert_eq!(model.prefix_hit_rate(), None);
-        let counters = |prefix_queried, prefix_found| Counters { prefix_queried, prefix_found, ..Counters::default() };
-        model.count_cached(&counters(100, 90), &counters(300, 140));
-        assert_eq!((model.prefix_queried, model.prefix_hit_rate()), (200, Some(0.25)));
-    }
-
-    #[test]
-    fn waits_for_work_are_no_host_time() {
+    fn failures_are_counted_and_count_for_nothing_else() {
         let zero = Instant::now();
-        let at = |micros: u64| zero + Duration::from_micros(micros);
-        let step = |start, end| Step { start: at(start), end: at(end), rows: 1, sequences: 1, sampled: 1 };
-        let steps = [step(0, 1000), step(1020, 2000), step(2500, 3000), step(3030, 4000), step(6000, 7000)];
-        let gaps = |arrivals: &[u64]| {
-            let arrivals: Vec<Instant> = arrivals.iter().map(|time| at(*time)).collect();
-            host_gaps(&steps, &arrivals).into_iter().map(f64::round).collect::<Vec<_>>()
-        };
-        assert_eq!(gaps(&[]), [20.0, 30.0, 500.0]);
-        // Within the third gap; long before the first, and while a step was under way.
-        assert_eq!(gaps(&[500, 2480]), [20.0, 30.0]);
-        // So shortly before the end of a step that what was sent may have come after it.
-        assert_eq!(gaps(&[950, 2480]), [30.0]);
+        let failed = |why: &str| answer(zero, 0, &[100]).failed(why);
+        let answers = vec![failed("x"), answer(zero, 0, &[100, 200]), failed("y"), failed("y")];
+        let summary = Summary::new(CLOSED, &carried(zero, answers), &[], &[], &[]);
+        assert_eq!((summary.completed, summary.failed, summary.tokens, summary.total()), (1, 3, 2, 4));
+        assert_eq!(summary.failures, [("y".to_owned(), 2), ("x".to_owned(), 1)]);
+        assert_eq!((summary.decode_tokens_per_second, summary.goodput), (None, None));
+        let none = Summary::new(CLOSED, &carried(zero, vec![failed("x")]), &[], &[], &[]);
+        assert_eq!((none.completed, none.tokens_per_second, none.ttft_ms), (0, 0.0, Distribution::default()));
     }
 
     #[test]
-    fn answers_of_one_token() {
-        let now = Instant::now();
-        let answer = Answer { submitted: now, tokens: vec![(now, ModelId(0))], handoffs: 0 };
-        let summary = Summary::new(4, &[answer], &["a".into()], &[Vec::new()]);
-        assert_eq!(
-            (summary.decode_tokens_per_second, summary.tpot_ms.p99, summary.tokens_per_second),
-            (None, 0.0, 0.0)
-        );
+    fn open_loads_are_late() {
+        let zero = Instant::now();
+        let due = Answer { due: zero, ..answer(zero, 40, &[100]) };
+        let pace = Pace::Open { rate: 1.0, burstiness: 1.0, most: Some(1) };
+        let summary = Summary::new(pace, &carried(zero, vec![due]), &[], &[], &[]);
+        assert_eq!((summary.late_ms.p50, summary.ttft_ms.p50), (40.0, 60.0));
+        assert_eq!((summary.decode_tokens_per_second, summary.tpot_ms), (None, Distribution::default()));
+    }
+
+    /// A chunk may hold several tokens; then it is not known when each came.
+    #[test]
+    fn chunks_are_no_tokens() {
+        let zero = Instant::now();
+        let chunks = || vec![answer(zero, 0, &[100, 200]), answer(zero, 0, &[100, 300])];
+        let rate = |answers| Summary::new(CLOSED, &carried(zero, answers), &[], &[], &[]).decode_tokens_per_second;
+        assert_eq!(rate(chunks()), Some(10.0));
+        let more = chunks().into_iter().map(|answer| Answer { tokens: 5, ..answer }).collect();
+        assert_eq!(rate(more), None);
     }
 }

@@ -97,7 +97,8 @@ mod tests {
 
     fn steps(zero: Instant, count: u64) -> Vec<Step> {
         let at = |ms: u64| zero + Duration::from_millis(ms);
-        let step = |i: u64| Step { start: at(10 * i), end: at(10 * i + 8), rows: 3, sequences: 2, sampled: 2 };
+        let step =
+            |i| Step { start: at(10 * i), end: at(10 * i + 8), rows: 3, prompt_rows: 0, sequences: 2, sampled: 2 };
         (0..count).map(step).collect()
     }
 

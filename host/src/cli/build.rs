@@ -317,13 +317,8 @@ impl Prepared {
         }
     }
 
-    /// Start an engine with these routes. `runners`: one for each model of the configuration.
-    pub fn engine(
-        &self,
-        runners: Vec<Box<dyn Runner>>,
-        routes: Vec<RouteSetup>,
-        observer: Option<Arc<dyn Observer>>,
-    ) -> Result<Engine, Failure> {
+    /// The models as an engine takes them. `runners`: one for each model of the configuration.
+    pub fn setups(&self, runners: Vec<Box<dyn Runner>>) -> Vec<ModelSetup> {
         let config = &self.config;
         let models = config.models.iter().zip(&self.placed).zip(&self.texts).zip(&self.masked).zip(runners).map(
             |((((model, placed), text), masked), runner)| ModelSetup {
@@ -338,7 +333,18 @@ impl Prepared {
                 prefix_cache: model.prefix_cache,
             },
         );
-        let schedule = config.batching.schedule;
-        Engine::start_observed(models.collect(), routes, schedule, observer).map_err(|error| self.start_failure(&error))
+        models.collect()
+    }
+
+    /// Start an engine with these routes. `runners`: one for each model of the configuration.
+    pub fn engine(
+        &self,
+        runners: Vec<Box<dyn Runner>>,
+        routes: Vec<RouteSetup>,
+        observer: Option<Arc<dyn Observer>>,
+    ) -> Result<Engine, Failure> {
+        let models = self.setups(runners);
+        Engine::start_observed(models, routes, self.config.batching.schedule, observer)
+            .map_err(|error| self.start_failure(&error))
     }
 }

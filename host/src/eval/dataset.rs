@@ -1,6 +1,6 @@
 //! Questions with their answers, from JSON lines.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// A question and the answer that is right.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,17 +15,10 @@ pub struct Question {
 /// Read JSON lines: one object `{"question": …, "answer": …}` a line, other keys are passed over and empty
 /// lines too. At most `limit` questions. Errors name `file`, line and field.
 pub fn parse(bytes: &[u8], file: &str, limit: Option<usize>) -> Result<Vec<Question>, String> {
-    // Some editors begin a file with a byte order mark.
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let mut questions = Vec::new();
-    for (line, bytes) in (1..).zip(bytes.split(|byte| *byte == b'\n')) {
-        if limit.is_some_and(|limit| questions.len() >= limit) {
-            break;
-        }
-        if !bytes.trim_ascii().is_empty() {
-            let (question, answer) = entry(bytes).map_err(|error| format!("{file}:{line}: {error}"))?;
-            questions.push(Question { question, answer, line });
-        }
+    for (line, bytes) in lines(bytes).take(limit.unwrap_or(usize::MAX)) {
+        let (question, answer) = entry(bytes).map_err(|error| format!("{file}:{line}: {error}"))?;
+        questions.push(Question { question, answer, line });
     }
     if questions.is_empty() {
         return Err(format!("{file}: has no questions; give one object {{\"question\": …, \"answer\": …}} a line"));
@@ -33,15 +26,28 @@ pub fn parse(bytes: &[u8], file: &str, limit: Option<usize>) -> Result<Vec<Quest
     Ok(questions)
 }
 
-fn entry(line: &[u8]) -> Result<(String, String), String> {
+/// Lines that are not empty, with their numbers, counted from 1.
+pub fn lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+    // Some editors begin a file with a byte order mark.
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    (1..).zip(bytes.split(|byte| *byte == b'\n')).filter(|(_, line)| !line.trim_ascii().is_empty())
+}
+
+/// The object on a line; `shape` describes it in the error.
+pub fn object(line: &[u8], shape: &str) -> Result<Map<String, Value>, String> {
     let value: Value = serde_json::from_slice(line).map_err(|e| {
         let detail = e.to_string();
         let detail = detail.split(" at line ").next().unwrap_or_default();
         format!("not JSON (column {}: {detail}); give one object a line", e.column())
     })?;
-    let Value::Object(fields) = value else {
-        return Err("must be an object {\"question\": …, \"answer\": …}".into());
-    };
+    match value {
+        Value::Object(fields) => Ok(fields),
+        _ => Err(format!("must be an object {shape}")),
+    }
+}
+
+fn entry(line: &[u8]) -> Result<(String, String), String> {
+    let fields = object(line, "{\"question\": …, \"answer\": …}")?;
     let field = |name: &str| fields.get(name).ok_or_else(|| format!("`{name}` is missing"));
     let question = match field("question")? {
         Value::String(text) if text.trim().is_empty() => return Err("`question` is empty".into()),
@@ -57,7 +63,8 @@ fn entry(line: &[u8]) -> Result<(String, String), String> {
     Ok((question, answer))
 }
 
-fn kind(value: &Value) -> &'static str {
+/// What a value is, for errors.
+pub fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "true or false",

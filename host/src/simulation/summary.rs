@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::plan::Plan;
 use super::run::{Fate, Outcome, Work};
-use crate::bench::summary::percentile;
+use crate::bench::statistics::percentile;
 
 /// Three percentiles of a quantity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]

@@ -255,12 +255,12 @@ mod tests {
             top_logprobs: Vec::new(),
             signals: None,
         };
-        drafting.rewrite(16, &[], vec![draft(1), draft(2)]);
+        drafting.rewrite(16, [].into_iter(), vec![draft(1), draft(2)]);
         assert!(drafting.pages.grow_to(2));
         drafting.kv_len = 18;
         drafting.publish();
         assert_eq!(drafting.pages.shared(), 0);
-        drafting.rewrite(16, &[1], vec![draft(2)]);
+        drafting.rewrite(16, [1].into_iter(), vec![draft(2)]);
         drafting.publish();
         assert_eq!(drafting.pages.shared(), 1);
     }
@@ -270,7 +270,7 @@ mod tests {
         let pool = PagePool::new(8);
         let mut replica = replica(&pool, (0..40).collect(), 39);
         let first = replica.pages.ids()[0];
-        replica.rewrite(20, &[7, 8], Vec::new());
+        replica.rewrite(20, [7, 8].into_iter(), Vec::new());
         assert_eq!((replica.kv_len, replica.pages.ids(), replica.pages.shared()), (16, &[first][..], 1));
         assert_eq!(pool.cached(), 1);
     }

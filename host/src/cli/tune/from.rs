@@ -26,13 +26,13 @@ struct Loaded {
     steps: u64,
     mean_batch: f64,
     #[serde(default)]
-    step_ms_by_batch: Vec<ByBatch>,
+    steps_by_batch: Vec<ByBatch>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 struct ByBatch {
-    batch: u32,
-    p50: f64,
+    requests: u32,
+    p50_ms: f64,
     steps: u64,
 }
 
@@ -54,11 +54,10 @@ pub fn measured(text: &str) -> Result<Measured, String> {
     };
     let mut models = Vec::new();
     for (index, model) in first.models.iter().enumerate() {
-        let all =
-            bench.loads.iter().filter_map(|load| load.models.get(index)).flat_map(|model| &model.step_ms_by_batch);
+        let all = bench.loads.iter().filter_map(|load| load.models.get(index)).flat_map(|model| &model.steps_by_batch);
         let step_ms = by_batch(all.copied());
         if step_ms.is_empty() {
-            return Err(format!("loads: {} has no step_ms_by_batch: it ran no step, or bench is too old", model.name));
+            return Err(format!("loads: {} has no steps_by_batch: it ran no step, or bench is too old", model.name));
         }
         models.push(Model::new(model.name.clone(), step_ms));
     }
@@ -95,9 +94,9 @@ impl Measured {
 /// often as it has steps.
 fn by_batch(all: impl Iterator<Item = ByBatch>) -> Vec<f64> {
     let mut sums: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
-    for step in all.filter(|step| step.batch > 0 && step.steps > 0) {
-        let (sum, count) = sums.entry(step.batch as usize).or_default();
-        *sum += step.p50 * step.steps as f64;
+    for step in all.filter(|step| step.requests > 0 && step.steps > 0) {
+        let (sum, count) = sums.entry(step.requests as usize).or_default();
+        *sum += step.p50_ms * step.steps as f64;
         *count += step.steps as f64;
     }
     let known: Vec<(usize, f64)> = sums.into_iter().map(|(batch, (sum, count))| (batch, sum / count)).collect();
@@ -112,8 +111,8 @@ mod tests {
 
     #[test]
     fn a_load_of_two_models() {
-        let model = |name: &str, steps: u64, mean: f64, by: serde_json::Value| json!({"name": name, "tokens": steps, "steps": steps, "mean_batch": mean, "share": 0.5, "step_ms_by_batch": by});
-        let by = |batch: u32, p50: f64, steps: u64| json!({"batch": batch, "p50": p50, "steps": steps});
+        let model = |name: &str, steps: u64, mean: f64, by: serde_json::Value| json!({"name": name, "tokens": steps, "steps": steps, "mean_batch": mean, "share": 0.5, "steps_by_batch": by});
+        let by = |batch: u32, p50: f64, steps: u64| json!({"requests": batch, "p50_ms": p50, "steps": steps});
         let text = json!({"route": "r", "loads": [
             {"handoffs": 70, "requests": 1, "models": [
                 model("s", 100, 1.0, json!([by(1, 6.0, 100)])), model("l", 35, 1.0, json!([by(2, 20.0, 35)])),
