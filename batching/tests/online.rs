@@ -225,12 +225,12 @@ fn missed_first_tokens_take_thresholds_back() {
             online.step(0, 6.0, 0.0, &[3, 2], 3.0);
             online.step(1, 28.0, 0.0, &[2, 0], 2.0);
         }
-        online.active(16);
+        online.active(6);
         online.ttft(if (3..8).contains(&turn) { 150.0 } else { 50.0 });
         online.choose(Duration::from_secs(2 * turn));
         largest.push(online.ladders()[1].iter().copied().max().unwrap());
     }
-    assert!(largest[1] > 4 && largest[6] == 1 && largest[11] > 2, "{largest:?}");
+    assert!(largest[1] > 2 && largest[6] == 1 && largest[11] > 1, "{largest:?}");
 }
 
 proptest! {
