@@ -3,9 +3,10 @@
 use serde_json::{Value, json};
 
 use super::args::Bench;
+use super::engines::Held;
 use super::files::write_json;
 use super::json;
-use super::running::{Held, Running};
+use super::running::Running;
 use super::variant::Variant;
 use crate::bench::compare::{COMPARED, Compared, compare};
 use crate::bench::summary::Summary;

@@ -1,9 +1,10 @@
 //! Loads on a route of a configuration or on a server.
 
 use super::args::Bench;
+use super::engines::Held;
 use super::files::{write, write_json};
 use super::load_args::LoadArgs;
-use super::running::{Held, Running};
+use super::running::Running;
 use super::variant::{Mode, Variant};
 use super::{compare, csv, json, report};
 use crate::bench::dataset;

@@ -5,6 +5,7 @@ mod compare;
 mod csv;
 mod device;
 mod device_report;
+mod engines;
 mod files;
 mod help;
 mod json;
