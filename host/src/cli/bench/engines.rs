@@ -45,7 +45,8 @@ fn same_models(a: &Prepared, b: &Prepared) -> bool {
         let of = |prepared: &Prepared| {
             let (model, placed) = (&prepared.config.models[index], &prepared.placed[index]);
             let place = (prepared.directories[index].clone(), placed.device, placed.max_rows);
-            (model.name.clone(), model.weights, model.dtype, model.context, place, prepared.plan.models[index].pages)
+            let part = (model.context, model.multiprocessors, prepared.plan.models[index].pages);
+            (model.name.clone(), model.weights, model.dtype, part, place)
         };
         of(a) == of(b)
     };
