@@ -170,7 +170,8 @@ impl System {
             return Err(Fault::Entry { entry: self.entry, models: count });
         }
         self.models.iter().try_for_each(check_model)?;
-        for (running, &value) in self.sigma.iter().enumerate().skip(1) {
+        // A single entry is the last one, and used.
+        for (running, &value) in self.sigma.iter().enumerate().skip(usize::from(self.sigma.len() > 1)) {
             if !(value.is_finite() && value > 0.0) {
                 return Err(Fault::Sigma { running, value });
             }
@@ -333,6 +334,10 @@ mod tests {
                 "stretch of s = NaN: must be a number from 1 (1 = the others do not slow it down)",
             ),
             (fault(&|s| s.models[0].max_batch = Some(0)), "max_batch of s = 0: must be at least 1"),
+            (
+                fault(&|s| s.sigma = vec![0.0]),
+                "sigma for 0 running models = 0: must be a number above 0 (1 = no slower)",
+            ),
             (
                 fault(&|s| s.sigma = vec![1.0, 1.0, -1.3]),
                 "sigma for 2 running models = -1.3: must be a number above 0 (1 = no slower)",

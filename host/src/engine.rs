@@ -256,18 +256,6 @@ impl Shared {
             tracing::error!("{line}; until then requests that need the model fail");
         }
     }
-
-    /// A model's thread has ended by a panic. Nobody answers there, so all that may need it fails.
-    fn model_panicked(&self, model: ModelId) {
-        let down = ModelDown { model: self.models[model.index()].name.clone(), message: MODEL_PANICKED.into() };
-        self.model_down(model, down.clone());
-        self.coordinator.bury(model).into_iter().for_each(|model| self.post(model, Message::Wake));
-        let uses = |route: RouteId| self.routes[route.index()].models.iter().any(|&(m, _)| m == model);
-        let ids: Vec<RequestId> = self.live().iter().filter(|(_, l)| uses(l.route)).map(|(&id, _)| id).collect();
-        for id in ids {
-            self.fail(id, down.clone().into());
-        }
-    }
 }
 
 /// A model's view of the shared state.
@@ -275,6 +263,23 @@ struct AtModel {
     shared: Arc<Shared>,
     model: ModelId,
     events: Sender<deliver::Events>,
+}
+
+impl AtModel {
+    /// The model's thread has ended by a panic. Nobody answers there, so all that may need it fails, after what
+    /// is on its way to the clients.
+    fn model_panicked(&self) {
+        let (shared, model) = (&self.shared, self.model);
+        let down = ModelDown { model: shared.models[model.index()].name.clone(), message: MODEL_PANICKED.into() };
+        shared.model_down(model, down.clone());
+        shared.coordinator.bury(model).into_iter().for_each(|model| shared.post(model, Message::Wake));
+        let uses = |route: RouteId| shared.routes[route.index()].models.iter().any(|&(m, _)| m == model);
+        let hit = shared.live().iter().filter(|(_, l)| uses(l.route)).map(|(&id, l)| (id, l.route)).collect::<Vec<_>>();
+        let failed = hit.iter().map(|&(id, _)| (id, Event::Failed(down.clone().into()))).collect();
+        // They are taken until every model's thread has ended.
+        let _ = self.events.send(failed);
+        hit.into_iter().for_each(|(id, route)| shared.bury(id, route));
+    }
 }
 
 impl Surroundings for AtModel {
@@ -405,6 +410,8 @@ impl Engine {
             delivery: Some(delivery),
             next_id: AtomicU64::new(1),
         };
+        // Dropped before the engine, which waits for the end of the delivery.
+        let events = events;
         for (index, ((setup, inbox), routes)) in models.into_iter().zip(receivers).zip(attachments).enumerate() {
             let model = ModelId(index as u32);
             let limits = Limits { max_rows: setup.max_rows, prefill_chunk: setup.prefill_chunk };
@@ -419,7 +426,7 @@ impl Engine {
                 let run = AssertUnwindSafe(|| worker::run(&mut server, &inbox, &at, &board, pacer, zero));
                 if catch_unwind(run).is_err() {
                     board.clear();
-                    at.shared.model_panicked(model);
+                    at.model_panicked();
                     return None;
                 }
                 server.into_runner()

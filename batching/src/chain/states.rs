@@ -113,9 +113,6 @@ impl<'a, const M: usize> Builder<'a, M> {
             self.states.starts.push(self.states.targets.len());
             self.states.rewards.extend_from_slice(&self.reward);
             self.states.count += 1;
-            if self.states.targets.len() > self.limits.transitions || self.numbers.len() > self.limits.states {
-                return Err(ChainError::TooLarge(self.limits.states));
-            }
         }
         Ok(self.states)
     }
@@ -221,6 +218,10 @@ impl<'a, const M: usize> Builder<'a, M> {
     fn emit(&mut self, places: [Place; M], probability: f64, folded: u32) -> Result<(), ChainError> {
         if self.limits.fold && folded < FOLDED && self.is_certain(&places) {
             return self.complete(places, probability, folded + 1);
+        }
+        // One state alone can have more of them than there is room for.
+        if self.states.targets.len() > self.limits.transitions || self.numbers.len() > self.limits.states {
+            return Err(ChainError::TooLarge(self.limits.states));
         }
         self.states.targets.push(self.numbers.number(self.layout.pack(&places)));
         self.states.probabilities.push(probability);

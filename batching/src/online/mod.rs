@@ -113,7 +113,8 @@ impl Online {
     }
 
     /// A step of `model` took `ms`, of which `overlap_ms` while other models ran, and wrote `tokens` in all. `routed`:
-    /// by model, how many of its requests go on there. Requests that ended are not told.
+    /// by model, how many of its requests go on there, together the batch; one that ended counts at the entry, where
+    /// another begins.
     pub fn step(&mut self, model: usize, ms: f64, overlap_ms: f64, routed: &[u32], tokens: f64) {
         self.window.step(model, ms, overlap_ms, routed, tokens);
     }

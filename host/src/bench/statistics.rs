@@ -16,7 +16,10 @@ pub struct Distribution {
 impl Distribution {
     pub fn of(values: impl Iterator<Item = f64>) -> Self {
         let sorted = sorted(values);
-        let count = sorted.len().max(1) as f64;
+        if sorted.is_empty() {
+            return Self::default();
+        }
+        let count = sorted.len() as f64;
         let mean = sorted.iter().sum::<f64>() / count;
         let [p50, p90, p95, p99] = [0.5, 0.9, 0.95, 0.99].map(|share| percentile(&sorted, share));
         let std = (sorted.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count).sqrt();

@@ -1,7 +1,7 @@
 //! One model's side of the [`Coordinator`]: when it may start, and what the others learn of its steps.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use super::Counters;
@@ -91,16 +91,23 @@ impl Pacer {
         let turn = turns.is_none_or(|turns| turns.look(self.model, ready, arrived, &mut self.wakes));
         let threshold = self.threshold();
         let place = &self.coordinator.places[self.model];
-        let peers = place.peers.iter().filter_map(|&peer| self.coordinator.places[peer].underway());
-        // Where models take turns nobody ends soon.
-        let holds = ready > 0 && !place.hold.is_zero() && self.coordinator.turns.is_none();
-        let held_until = if holds { hold(place.hold, peers, now) } else { None };
+        let peers = || place.peers.iter().filter_map(|&peer| self.coordinator.places[peer].underway());
         let (waiting_since, max_wait) = (self.waiting_since, place.max_wait);
-        let gate = gate(&Look { ready, threshold, turn, held_until, waiting_since, max_wait, now });
-        if holds {
-            place.holding.store(held_until.is_some() && gate != Gate::Open, Ordering::Release);
+        let at = |held_until| gate(&Look { ready, threshold, turn, held_until, waiting_since, max_wait, now });
+        // Where models take turns nobody ends soon.
+        if ready == 0 || place.hold.is_zero() || self.coordinator.turns.is_some() {
+            return at(None);
         }
-        gate
+        let held_until = hold(place.hold, peers(), now);
+        let gate = at(held_until);
+        let holding = held_until.is_some() && gate != Gate::Open;
+        place.holding.store(holding, Ordering::Release);
+        if !holding {
+            return gate;
+        }
+        // A peer that ends now either sees `holding`, and wakes this model, or is seen to have ended.
+        fence(Ordering::SeqCst);
+        at(hold(place.hold, peers(), now))
     }
 
     fn threshold(&mut self) -> u32 {
@@ -164,6 +171,7 @@ impl Pacer {
             };
             place.observations.step(requests, nanos, others.map(ran));
         }
+        fence(Ordering::SeqCst);
         let holding = |model: &usize| places[*model].holding.load(Ordering::Acquire);
         self.wakes.extend(place.peers.iter().copied().filter(holding));
         if let Some(turns) = &self.coordinator.turns {

@@ -62,8 +62,7 @@ fn system(arguments: &Tune) -> Result<System, Failure> {
             (Some(system), _) => system?,
             (None, Some(system)) => system,
             (None, None) => {
-                let message =
-                    "does not tell where steps lead when there are more than two models; give --route for each";
+                let message = "tells where steps lead for a route over two models only; give --route for each model";
                 return Err(Failure::input(format!("{}: {message}", file.display())));
             }
         }
@@ -108,7 +107,15 @@ fn names(arguments: &Tune) -> Result<Vec<String>, Failure> {
     match (arguments.names.len(), count) {
         (0, 2) => Ok(["small", "large"].map(String::from).to_vec()),
         (0, _) => Ok((0..count).map(|model| format!("m{model}")).collect()),
-        (given, _) if given == count => Ok(arguments.names.clone()),
+        (given, _) if given == count => {
+            let names = &arguments.names;
+            match names.iter().enumerate().find(|(i, name)| names[..*i].contains(name)) {
+                Some((_, name)) => {
+                    Err(Failure::input(format!("--names: {name} is there twice; give each its own name")))
+                }
+                None => Ok(names.clone()),
+            }
+        }
         (given, wanted) => Err(Failure::input(Fault::Count { field: "--names", given, wanted })),
     }
 }
