@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tokenrouter_batching::online::{Config, Online, Reason};
+use tokenrouter_batching::online::{Config, Online, Reason, Seen};
 use tokenrouter_batching::search::{self, Options};
 use tokenrouter_batching::simulation::{Observer, Simulation};
 use tokenrouter_batching::system::most_waiting;
@@ -53,6 +53,7 @@ struct Ended {
 /// Passes on what the server would.
 struct Plant {
     online: Option<Online>,
+    seen: Vec<Seen>,
     ended: Option<Ended>,
     counted: f64,
     /// By request: tokens and start of its present chunk.
@@ -62,8 +63,8 @@ struct Plant {
 
 impl Plant {
     fn flush(&mut self) {
-        if let (Some(online), Some(step)) = (&mut self.online, self.ended.take()) {
-            online.step(step.model, step.ms, step.overlap_ms, &step.routed, step.tokens);
+        if let Some(step) = self.ended.take() {
+            self.seen[step.model].step(step.ms, step.overlap_ms, &step.routed, step.tokens);
         }
     }
 }
@@ -99,7 +100,8 @@ fn run(phases: &[Phase], stretch: [f64; 2], online: Option<Online>, fixed: &[Vec
     let first = phases[0];
     let setting = Setting::new(vec![1; 2]);
     let mut simulation = Simulation::new(system(first.p, stretch), first.requests, setting, 11).unwrap();
-    let mut plant = Plant { online, ended: None, counted: 0.0, chunks: Vec::new(), tpot: Vec::new() };
+    let mut plant =
+        Plant { online, seen: vec![Seen::none(2); 2], ended: None, counted: 0.0, chunks: Vec::new(), tpot: Vec::new() };
     let mut results = Vec::new();
     for (index, phase) in phases.iter().enumerate() {
         simulation.set_system(system(phase.p, stretch));
@@ -116,7 +118,7 @@ fn run(phases: &[Phase], stretch: [f64; 2], online: Option<Online>, fixed: &[Vec
             plant.flush();
             if let Some(online) = &mut plant.online {
                 online.active(simulation.requests());
-                online.choose(Duration::from_secs_f64(simulation.now() / 1e3));
+                online.choose(Duration::from_secs_f64(simulation.now() / 1e3), &plant.seen);
             }
             if from.is_none() && simulation.now() > end - PHASE + SETTLING {
                 (from, start) = (Some(simulation.now()), plant.counted);
@@ -189,27 +191,28 @@ fn little_is_known_at_first_and_after_silence() {
     let config = Config { ladders: configured.clone(), ..config([1.0, 1.0]) };
     let mut online = Online::new(config, Duration::ZERO).unwrap();
     let at = Duration::from_secs;
+    let mut seen = vec![Seen::none(2); 2];
     online.active(8);
-    online.step(0, 6.0, 0.0, &[1, 1], 1.0);
-    assert_eq!(online.choose(at(1)), None);
-    assert_eq!(online.choose(at(3)), None);
+    seen[0].step(6.0, 0.0, &[1, 1], 1.0);
+    assert_eq!(online.choose(at(1), &seen), None);
+    assert_eq!(online.choose(at(3), &seen), None);
     assert_eq!(online.ladders(), configured);
     for _ in 0..200 {
-        online.step(0, 6.0, 0.0, &[3, 2], 3.0);
-        online.step(1, 28.0, 0.0, &[2, 0], 2.0);
+        seen[0].step(6.0, 0.0, &[3, 2], 3.0);
+        seen[1].step(28.0, 0.0, &[2, 0], 2.0);
     }
     online.active(8);
-    let choice = online.choose(at(6)).unwrap();
+    let choice = online.choose(at(6), &seen).unwrap();
     assert!(matches!(choice.reason, Reason::Tuned { requests: 8, .. }), "{choice:?}");
     assert!(choice.ladders[1][7] > 2, "{choice:?}");
     // The same again is no reason to change.
     for _ in 0..200 {
-        online.step(0, 6.0, 0.0, &[3, 2], 3.0);
-        online.step(1, 28.0, 0.0, &[2, 0], 2.0);
+        seen[0].step(6.0, 0.0, &[3, 2], 3.0);
+        seen[1].step(28.0, 0.0, &[2, 0], 2.0);
     }
     online.active(8);
-    assert_eq!(online.choose(at(9)), None);
-    let mut after = (5..20).filter_map(|turn| online.choose(at(3 * turn)));
+    assert_eq!(online.choose(at(9), &seen), None);
+    let mut after = (5..20).filter_map(|turn| online.choose(at(3 * turn), &seen));
     let choice = after.next().unwrap();
     assert_eq!((choice.reason, choice.ladders), (Reason::Thin, configured));
     assert_eq!(after.next(), None);
@@ -219,15 +222,15 @@ fn little_is_known_at_first_and_after_silence() {
 fn missed_first_tokens_take_thresholds_back() {
     let config = Config { p99_ttft_ms: Some(100.0), ..config([1.0, 1.0]) };
     let mut online = Online::new(config, Duration::ZERO).unwrap();
-    let mut largest = Vec::new();
+    let (mut largest, mut seen) = (Vec::new(), vec![Seen::none(2); 2]);
     for turn in 1..=12 {
         for _ in 0..200 {
-            online.step(0, 6.0, 0.0, &[3, 2], 3.0);
-            online.step(1, 28.0, 0.0, &[2, 0], 2.0);
+            seen[0].step(6.0, 0.0, &[3, 2], 3.0);
+            seen[1].step(28.0, 0.0, &[2, 0], 2.0);
         }
         online.active(6);
         online.ttft(if (3..8).contains(&turn) { 150.0 } else { 50.0 });
-        online.choose(Duration::from_secs(2 * turn));
+        online.choose(Duration::from_secs(2 * turn), &seen);
         largest.push(online.ladders()[1].iter().copied().max().unwrap());
     }
     assert!(largest[1] > 2 && largest[6] == 1 && largest[11] > 1, "{largest:?}");
@@ -249,14 +252,15 @@ proptest! {
             ..config([1.0; 2])
         };
         let mut online = Online::new(config, Duration::ZERO).unwrap();
+        let mut seen = vec![Seen::none(3); 3];
         for (turn, steps) in steps.chunks(60).enumerate() {
             for &(model, a, b, c, ms, overlap) in steps {
                 for extra in 0..12 {
-                    online.step((model + extra) % 3, ms, overlap * ms, &[a, b, c], 1.0);
+                    seen[(model + extra) % 3].step(ms, overlap * ms, &[a, b, c], 1.0);
                 }
             }
             online.active(requests);
-            online.choose(Duration::from_secs(2 * (turn as u64 + 1)));
+            online.choose(Duration::from_secs(2 * (turn as u64 + 1)), &seen);
             for n in 1..=2 * requests {
                 let at = |ladder: &Vec<u32>| ladder.get(n - 1).or(ladder.last()).copied().unwrap();
                 let min_batch: Vec<u32> = online.ladders().iter().map(at).collect();
