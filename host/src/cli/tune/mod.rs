@@ -9,6 +9,7 @@ mod report;
 use std::io::Read;
 use std::path::Path;
 
+use hyper::Method;
 use tokenrouter_batching::case::Case;
 use tokenrouter_batching::search::{self, Options};
 use tokenrouter_batching::{Fault, Grain, Model, Setting, System};
@@ -16,6 +17,7 @@ use tokenrouter_batching::{Fault, Grain, Model, Setting, System};
 pub use args::Tune;
 
 use super::output::{Failure, write_stdout};
+use crate::bench::http::Client;
 use plot::Curve;
 use report::Step;
 
@@ -57,12 +59,13 @@ fn system(arguments: &Tune) -> Result<System, Failure> {
     let mut system = if let Some(file) = &arguments.system {
         input::described(&read(file)?).map_err(|e| Failure::input(format!("{}: {e}", file.display())))?
     } else if let Some(file) = &arguments.from {
-        let measured = from::measured(&read(file)?).map_err(|e| Failure::input(format!("{}: {e}", file.display())))?;
+        let measured =
+            from::measured(&measurement(file)?).map_err(|e| Failure::input(format!("{}: {e}", file.display())))?;
         match (routed(arguments, measured.models.clone()), measured.system()) {
             (Some(system), _) => system?,
             (None, Some(system)) => system,
             (None, None) => {
-                let message = "tells where steps lead for a route over two models only; give --route for each model";
+                let message = "does not tell where steps lead; give --route for each model";
                 return Err(Failure::input(format!("{}: {message}", file.display())));
             }
         }
@@ -127,6 +130,16 @@ fn routed(arguments: &Tune, models: Vec<Model>) -> Option<Result<System, Failure
         None if arguments.routes.is_empty() => None,
         None => Some(input::routed(models, &arguments.routes).map_err(Failure::input)),
     }
+}
+
+/// The text of `--from`: of a file, or of a server that runs.
+fn measurement(from: &Path) -> Result<String, Failure> {
+    let Some(url) = from.to_str().filter(|from| from.starts_with("http://")) else { return read(from) };
+    let fault = |e: String| Failure::input(format!("--from {url}: {e}"));
+    let client = Client::new(url, None).map_err(fault)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::work)?;
+    let body = runtime.block_on(async { client.send(Method::GET, "/metrics/steps", None).await?.whole().await });
+    String::from_utf8(body.map_err(fault)?).map_err(|e| fault(e.to_string()))
 }
 
 fn read(file: &Path) -> Result<String, Failure> {
