@@ -31,7 +31,7 @@ fn follows_traffic_that_changes() {
             let own = shares.iter().position(|p| *p == phase.p).unwrap();
             let [ours, best, eager] = [&online, &fixed[own], &eager].map(|run| run[index].tokens_per_second);
             let what = format!("{stretch:?}, p {}, N {}: {ours}, best {best}, eager {eager}", phase.p, phase.requests);
-            assert!(ours > 0.97 * best && ours > 0.985 * eager, "{what}");
+            assert!(ours > 0.97 * best && ours > 0.99 * eager, "{what}");
         }
         let total = |run: &[Outcome]| run.iter().map(|outcome| outcome.tokens_per_second).sum::<f64>();
         for run in fixed.iter().chain([&eager]) {
@@ -40,17 +40,17 @@ fn follows_traffic_that_changes() {
     }
 }
 
+/// Here a threshold of 2 is a little faster, and single tokens wait for longer.
 #[test]
 fn keeps_a_limit_on_the_time_per_token() {
-    let phases = [Phase { p: 0.35, requests: 8 }; 2];
-    let stretch = [1.0, 1.0];
-    let p99 = |control| run(&phases, stretch, control)[1].p99_tpot_ms;
+    let phases = [Phase { p: 0.15, requests: 2 }; 2];
+    let stretch = [1.3, 1.3];
+    let length = Length { phase: 200_000.0, settling: 20_000.0 };
+    let p99 = |control| plant::run(&phases, stretch, length, control, 11)[1].p99_tpot_ms;
     let (free, eager) = (p99(Control::online(config(stretch))), p99(Control::eager()));
-    let (low, high) = (free.min(eager), free.max(eager));
-    assert!(high > 1.02 * low, "{low} {high}: nothing to choose");
-    let limit = (low + high) / 2.0;
+    let limit = (free + eager) / 2.0;
     let limited = p99(Control::online(Config { p99_tpot_ms: Some(limit), ..config(stretch) }));
-    assert!(limited <= limit, "{limited} for {limit}");
+    assert!(limited <= limit && limit < free, "{limited} for {limit}, free {free}");
 }
 
 #[test]

@@ -210,6 +210,7 @@ proptest! {
             for (model, (evaluated, there, ended, size, time, overlap)) in models.into_iter().enumerate() {
                 let seen = &mut observed[model];
                 seen.evaluated += evaluated;
+                seen.committed += evaluated;
                 seen.to[(model + 1) % 3] += (evaluated as f64 * there / 2.0) as u64;
                 seen.finished += (evaluated as f64 * ended / 4.0) as u64;
                 seen.begun += 1;
