@@ -65,7 +65,7 @@ pub enum Reason {
     Tuned { requests: usize, gain: f64, why: &'static str },
 }
 
-/// The tuner of one route.
+/// The tuner of models that share requests.
 #[derive(Clone, Debug)]
 pub struct Online {
     config: Config,

@@ -234,4 +234,27 @@ mod tests {
         }
         assert!(fault(&["--from", "/nowhere/x.json"]).starts_with("/nowhere/x.json: "));
     }
+
+    #[test]
+    fn a_server_is_asked() {
+        use std::io::{Read, Write};
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let serve = move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let (mut request, mut byte) = (Vec::new(), [0]);
+            while !request.ends_with(b"\r\n\r\n") {
+                stream.read_exact(&mut byte).unwrap();
+                request.push(byte[0]);
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n{\"loads\": []}").unwrap();
+            String::from_utf8(request).unwrap()
+        };
+        let server = std::thread::spawn(serve);
+        let error = fault(&["--from", &url]);
+        assert!(error.starts_with(&url) && error.contains("loads: there are none"), "{error}");
+        assert!(server.join().unwrap().starts_with("GET /metrics/steps "));
+        let error = fault(&["--from", "http://127.0.0.1:1"]);
+        assert!(error.starts_with("--from http://127.0.0.1:1: 127.0.0.1:1: cannot connect"), "{error}");
+    }
 }
