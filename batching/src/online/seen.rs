@@ -1,29 +1,39 @@
 //! What models have done: sums that only grow, so that an interval is the difference of two readings.
 
+/// Milliseconds below which steps are taken for as long.
+const SHORTEST: f64 = 1e-6;
+
 /// Steps of one batch size. Overlap: milliseconds of a step in which other models ran; alone: the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Steps {
     pub steps: f64,
     pub overlap: f64,
     pub alone: f64,
-    /// Of overlap * overlap and of overlap * alone: from them the stretch is told.
-    pub overlap_squares: f64,
+    /// Of the share f of the step that overlaps, of f * f, of the steps a millisecond (1 / ms), and of f / ms: from
+    /// them the stretch is told.
+    pub shares: f64,
+    pub share_squares: f64,
+    pub rates: f64,
     pub products: f64,
 }
 
 impl Steps {
     /// One step that took `ms`, of which `overlap_ms` while others ran.
     pub fn one(ms: f64, overlap_ms: f64) -> Self {
+        let ms = ms.max(SHORTEST);
         let overlap = overlap_ms.clamp(0.0, ms);
-        let alone = ms - overlap;
-        Self { steps: 1.0, overlap, alone, overlap_squares: overlap * overlap, products: overlap * alone }
+        let (alone, share, rate) = (ms - overlap, overlap / ms, 1.0 / ms);
+        let (share_squares, products) = (share * share, share * rate);
+        Self { steps: 1.0, overlap, alone, shares: share, share_squares, rates: rate, products }
     }
 
     pub fn add(&mut self, other: &Self, weight: f64) {
         self.steps += weight * other.steps;
         self.overlap += weight * other.overlap;
         self.alone += weight * other.alone;
-        self.overlap_squares += weight * other.overlap_squares;
+        self.shares += weight * other.shares;
+        self.share_squares += weight * other.share_squares;
+        self.rates += weight * other.rates;
         self.products += weight * other.products;
     }
 }

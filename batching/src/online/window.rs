@@ -29,19 +29,23 @@ impl Seen {
         })
     }
 
-    /// How many times longer steps take while others run, if it can be told: of steps of one size, those that
-    /// overlap longer take longer by what the overlap costs.
+    /// How many times longer steps take while others run, if it can be told. A step of work w of which the share f
+    /// overlaps takes t = w / (1 - k f), with k = 1 - 1 / stretch: so 1 / t falls with f, along a line for each size.
+    /// What else makes steps longer or shorter does not depend on f and does not bend these lines.
     fn stretch(&self) -> Option<f64> {
-        let (mut squares, mut products, mut steps, mut time) = (0.0, 0.0, 0.0, 0.0);
+        let (mut fall, mut spread, mut squares, mut steps) = (0.0, 0.0, 0.0, 0.0);
         for sums in self.sizes.iter().filter(|sums| sums.steps >= THIN) {
-            squares += sums.overlap_squares - sums.overlap * sums.overlap / sums.steps;
-            products += sums.products - sums.overlap * sums.alone / sums.steps;
+            let share = sums.shares / sums.steps;
+            let variance = sums.share_squares - share * sums.shares;
+            // Covariance of share and rate by the mean rate: k * variance = -relative * (1 - k * share).
+            let relative = (sums.products - share * sums.rates) * sums.steps / sums.rates;
+            fall -= relative;
+            spread += variance - relative * share;
+            squares += variance;
             steps += sums.steps;
-            time += sums.overlap + sums.alone;
         }
-        // Work is alone + overlap / stretch, the same for all steps of a size.
-        let spread = (squares / steps).sqrt() / (time / steps);
-        (steps >= STEPS && spread > SPREAD && products < 0.0).then(|| (squares / -products).clamp(1.0, STRETCH))
+        let known = steps >= STEPS && (squares / steps).sqrt() > SPREAD && spread > 0.0;
+        known.then(|| 1.0 / (1.0 - (fall / spread).clamp(0.0, 1.0 - 1.0 / STRETCH)))
     }
 }
 
@@ -151,6 +155,22 @@ mod tests {
         // Always overlapped: it cannot be told apart, and step and stretch together are right.
         assert_eq!((system.models[1].stretch, system.models[1].step(3)), (1.0, 20.0));
         assert_eq!((system.gain(0), system.gain(1)), (0.5, 1.0));
+    }
+
+    /// Steps of 5 to 7 ms of work, whatever overlaps, at a stretch of 1.5.
+    #[test]
+    fn stretches_are_told_from_steps_of_random_length() {
+        let mut window = Window::new(&[1.0, 1.0]);
+        let mut seen = vec![Seen::none(2); 2];
+        let mut random = crate::random::Random::new(5);
+        for _ in 0..4000 {
+            let work = 5.0 + 2.0 * random.uniform();
+            let share = random.uniform();
+            let ms = work / (1.0 - share * (1.0 - 1.0 / 1.5));
+            seen[0].step(ms, share * ms, &[1, 1], 1.0);
+        }
+        window.turn(0.5, &seen);
+        assert!((window.stretches()[0] - 1.5).abs() < 0.05, "{:?}", window.stretches());
     }
 
     #[test]

@@ -67,7 +67,9 @@ struct SizeSums {
     steps: Real,
     overlap: Real,
     alone: Real,
-    overlap_squares: Real,
+    shares: Real,
+    share_squares: Real,
+    rates: Real,
     products: Real,
 }
 
@@ -111,7 +113,9 @@ impl Observations {
         size.steps.add(one.steps);
         size.overlap.add(one.overlap);
         size.alone.add(one.alone);
-        size.overlap_squares.add(one.overlap_squares);
+        size.shares.add(one.shares);
+        size.share_squares.add(one.share_squares);
+        size.rates.add(one.rates);
         size.products.add(one.products);
     }
 
@@ -146,7 +150,9 @@ impl Observations {
             steps: size.steps.read(),
             overlap: size.overlap.read(),
             alone: size.alone.read(),
-            overlap_squares: size.overlap_squares.read(),
+            shares: size.shares.read(),
+            share_squares: size.share_squares.read(),
+            rates: size.rates.read(),
             products: size.products.read(),
         };
         Observed {
@@ -220,11 +226,12 @@ mod tests {
         observations.begun();
         observations.counted(&Counters { batched: 7, evaluated: 6, committed: 5, finished: 4, ..Counters::default() });
         let read = observations.read();
-        let two = Steps { steps: 2.0, overlap: 20.0, alone: 20.0, overlap_squares: 400.0, products: 200.0 };
+        let mut two = Steps::one(10.0, 0.0);
+        two.add(&Steps::one(30.0, 20.0), 1.0);
         assert_eq!(read.sizes[0], two);
         assert_eq!((read.sizes[1].overlap, read.sizes[1].alone), (6.0, 2.0));
         assert_eq!((read.sizes[SIZES - 1].overlap, read.sizes[SIZES - 1].alone), (5.0, 0.0));
-        assert_eq!(read.sizes[2], Steps { steps: 1.0, ..Steps::default() });
+        assert!(read.sizes[2].rates.is_finite(), "{:?}", read.sizes[2]);
         assert_eq!((read.prompts, read.prompt_time.as_nanos(), read.to, read.begun), (1, 70, vec![0, 1, 0], 1));
         assert_eq!((read.batched, read.evaluated, read.committed, read.finished), (7, 6, 5, 4));
     }
