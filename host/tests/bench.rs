@@ -250,11 +250,13 @@ fn standard_serving_writes_the_same() {
         assert_eq!(calls.sum::<f64>().round() as u64, steps);
         assert!(standard.get("transitions").is_none());
     }
-    // What no call can give is refused, or fails and is told.
+    // What no call can give is refused before models are loaded.
     let load = ["config/demo.toml", "--mode", "standard-serving", "--output-len", "8", "--input-len", "8"];
-    let output = bench(&[&load[..], &["--route", "verify", "--requests", "1"]].concat());
-    let error = text(&output.stderr);
-    assert!(output.status.code() == Some(1) && error.contains("standard serving: verifies no drafts"), "{error}");
+    let refused = refusal(&[&load[..], &["--route", "verify", "--requests", "1"]].concat());
+    assert!(refused.contains("route verify: standard serving verifies no drafts"), "{refused}");
+    let compared = ["--compare", "config/demo.toml", "standard-serving:config/demo.toml", "--output-len", "8"];
+    let refused = refusal(&[&compared[..], &["--route", "verify", "--requests", "1"]].concat());
+    assert!(refused.contains("route verify: standard serving verifies no drafts"), "{refused}");
     let refused = refusal(&[&load[..], &["--route", "random", "--rate", "1", "--total", "1"]].concat());
     assert!(refused.contains("--max-concurrency is missing"), "{refused}");
 }
@@ -286,6 +288,64 @@ fn variants_are_compared() {
     let spread = &standard["compared"][1]["e2e_ms"]["to_first"];
     let ends = ["least", "median", "most"].map(|end| spread[end].as_f64().unwrap());
     assert!(ends.is_sorted() && ends[0] > 0.0, "{spread}");
+}
+
+/// With a ladder of the configuration, and with one that is tuned on the way.
+#[test]
+fn an_ablation_has_a_row_for_each_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out.json");
+    let load = [&RANDOM[..3], &["--output-len", "48", "--input-len", "8", "--requests", "3", "--total", "3"]].concat();
+    let more = ["--ablation", "--rounds", "1", "--json", file.to_str().unwrap()];
+    for (ladder, told, thresholds) in [
+        ("[1, 1, 2]", "is that of the configuration", Some(&[1, 1, 2])),
+        ("1", "is tuned from the row before it", None),
+    ] {
+        let mut command = tokenrouter(&[&["bench"], &load[..], &more].concat());
+        let output = command.env("TOKENROUTER__MODELS__LARGE__MIN_BATCH", ladder).output().unwrap();
+        let (table, told_so) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(0), "{told_so}");
+        let results = read(&file);
+        let variants = results["variants"].as_array().unwrap();
+        let names: Vec<&str> = variants.iter().map(|variant| variant["name"].as_str().unwrap()).collect();
+        let all = ["standard serving", "+ prefix cache", "+ resident K/V", "+ asynchrony", "+ delayed batching"];
+        assert_eq!(names, all);
+        assert!(table.contains(told) && table.lines().all(|line| line.chars().count() <= 100), "{table}");
+        assert_eq!(told_so.matches("round 1 of 1, ").count(), 5, "{told_so}");
+        let written = variants.iter().map(|variant| &variant["rounds"][0][0]["tokens_by_model"]);
+        assert!(written.clone().all(|tokens| tokens == &variants[0]["rounds"][0][0]["tokens_by_model"]), "{results}");
+        let large = variants[4]["min_batch"][1].as_array().unwrap();
+        let large: Vec<u64> = large.iter().map(|batch| batch.as_u64().unwrap()).collect();
+        assert!(large.len() == 3 && thresholds.is_none_or(|given| large == given), "{large:?}");
+    }
+}
+
+/// Each load has prefixes of its own, and the answers of earlier turns are known.
+#[test]
+fn cold_and_warm_prompts_are_told_apart() {
+    let load = ["--requests", "1", "--total", "4", "--prefix-len", "320", "--prefixes", "2", "--turns", "2"];
+    let (table, results) = measured(&[&RANDOM[..], &load].concat());
+    let load = &results["loads"][0];
+    let by = &load["ttft_by_cache"];
+    assert_eq!(numbers(by, &["cold_requests", "warm_requests"]), [2, 6]);
+    // 340 tokens, and then as many with the first answer and 20 more.
+    assert_eq!(numbers(load, &["total_input_tokens", "completed"]), [4 * (340 + 340 + 24 + 20), 8]);
+    assert!(by["ratio"].as_f64().unwrap() > 0.0 && table.contains("TTFT warm"), "{table}");
+    assert!(table.contains("1: median TTFT of the 6 warm requests is "), "{table}");
+    let (_, shared) = measured(&[&RANDOM[..], &["--requests", "1", "--prefix-len", "320"]].concat());
+    assert!(shared["loads"][0]["ttft_by_cache"].is_null());
+}
+
+#[test]
+fn a_load_can_be_broken_off() {
+    let load = ["config/demo.toml", "--route", "random", "--input-len", "8", "--output-len", "2000"];
+    let (table, results) = measured(&[&load[..], &["--requests", "2", "--total", "40", "--max-seconds", "1"]].concat());
+    let load = &results["loads"][0];
+    assert_eq!(numbers(load, &["cut", "failed"]), [2, 0]);
+    let [total, tokens] = numbers(load, &["total", "tokens"])[..] else { panic!() };
+    assert!(total < 40 && tokens < 80_000 && load["tokens_per_second"].as_f64().unwrap() > 0.0, "{load}");
+    assert_eq!(sum(&load["tokens_by_model"]["small"]) + sum(&load["tokens_by_model"]["large"]), tokens);
+    assert!(table.contains("2: broken off after ") && table.contains(" with 2 of "), "{table}");
 }
 
 /// They are counted, told, and make the command fail; what went well is reported.

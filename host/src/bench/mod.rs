@@ -16,6 +16,8 @@ pub mod load;
 pub mod models;
 pub mod openai;
 pub mod plot;
+pub mod predicted;
+pub mod rehearsal;
 pub mod remote;
 pub mod servers;
 pub mod statistics;

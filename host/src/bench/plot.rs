@@ -86,7 +86,7 @@ fn panels(loads: &[Plotted<'_>], logs: &[ModelLog]) -> Vec<Panel> {
     panels.push(distribution("Between tokens", |a| {
         a.arrivals.windows(2).map(|pair| super::ask::ms(pair[1].0 - pair[0].0)).collect()
     }));
-    panels.push(distribution("End to end", |a| a.times().map(|times| times.e2e).into_iter().collect()));
+    panels.push(distribution("End to end", |a| a.times().and_then(|times| times.e2e).into_iter().collect()));
     if let Some(last) = loads.last().filter(|last| !last.summary.models.is_empty()) {
         let steps =
             |(model, log): (&ModelSummary, &ModelLog)| (model.name.clone(), fill(&log.steps, last.carried.began));
@@ -192,7 +192,7 @@ mod tests {
         let points = cdf(&carried(zero).answers, |a| a.times().map(|times| times.ttft).into_iter().collect());
         assert_eq!(points, [(10.0, 0.5), (30.0, 1.0)]);
         let many: Vec<Answer> = (0..5000).map(|_| carried(zero).answers[0].clone()).collect();
-        let points = cdf(&many, |a| a.times().map(|times| times.e2e).into_iter().collect());
+        let points = cdf(&many, |a| a.times().and_then(|times| times.e2e).into_iter().collect());
         assert!(points.len() <= POINTS + 1 && points.last() == Some(&(100.0, 1.0)));
     }
 

@@ -40,7 +40,7 @@ pub struct Prepared {
     /// By route of the configuration.
     excluded: Vec<Vec<TokenId>>,
     /// By model, as known before it is loaded.
-    infos: Vec<ModelInfo>,
+    pub(super) infos: Vec<ModelInfo>,
     /// By model: tokens that it never samples.
     masked: Vec<Vec<TokenId>>,
     /// Of all routes that were checked.

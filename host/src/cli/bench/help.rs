@@ -30,7 +30,8 @@ one after the other, each with the answers before it. It is begun anew where it 
 the rounds, and ratios to the first variant in the same round: median, and from the least to the most. Weights
 are kept where the models are the same. In standard serving each model is a server of its own in this process, with
 HTTP between it and the dispatcher, which runs the route's policies outside and makes one call for each token with
-the whole sequence (keep-alive, all requests concurrent). It needs scalar signals at most.
+the whole sequence (keep-alive, all requests concurrent). Policies that need more than scalar signals, or verify
+drafts, are refused.
 
 What is measured, for each load, of the requests that did not fail (a failure makes the exit status 1):
   requests/s, tokens/s, all/s
@@ -41,7 +42,8 @@ What is measured, for each load, of the requests that did not fail (a failure ma
   goodput   requests/s that were within all limits of --goodput
   handoffs  times that a request went from one model to another
   cached    prompt tokens whose K/V a prefix cache had, of all prompt tokens
-  TTFT      from the submission to the first token (over HTTP: the first chunk with text)
+  TTFT      from the submission to the first token (over HTTP: the first chunk with text). A token comes in
+            this process when the step that commits it has ended, over HTTP when the client reads it
   TPOT      from a request's first token to its end, by the tokens after the first
   ITL       between tokens that follow each other; over HTTP between chunks
   E2E       from the submission to the end
