@@ -297,10 +297,9 @@ fn an_ablation_has_a_row_for_each_step() {
     let file = dir.path().join("out.json");
     let load = [&RANDOM[..3], &["--output-len", "48", "--input-len", "8", "--requests", "3", "--total", "3"]].concat();
     let more = ["--ablation", "--rounds", "1", "--json", file.to_str().unwrap()];
-    for (ladder, told, thresholds) in [
-        ("[1, 1, 2]", "is that of the configuration", Some(&[1, 1, 2])),
-        ("1", "is tuned from the row before it", None),
-    ] {
+    for (ladder, told, thresholds) in
+        [("1,1,2", "is that of the configuration", Some(&[1, 1, 2])), ("1", "is tuned from the row before it", None)]
+    {
         let mut command = tokenrouter(&[&["bench"], &load[..], &more].concat());
         let output = command.env("TOKENROUTER__MODELS__LARGE__MIN_BATCH", ladder).output().unwrap();
         let (table, told_so) = (text(&output.stdout), text(&output.stderr));
@@ -334,6 +333,32 @@ fn cold_and_warm_prompts_are_told_apart() {
     assert!(table.contains("1: median TTFT of the 6 warm requests is "), "{table}");
     let (_, shared) = measured(&[&RANDOM[..], &["--requests", "1", "--prefix-len", "320"]].concat());
     assert!(shared["loads"][0]["ttft_by_cache"].is_null());
+}
+
+/// Of every threshold up to N, and what the chain of the same steps says.
+#[test]
+fn thresholds_are_swept() {
+    let dir = tempfile::tempdir().unwrap();
+    let plot = dir.path().join("out.svg");
+    let load =
+        [&RANDOM[..3], &["--output-len", "150", "--input-len", "4", "--requests", "2,3", "--rounds", "2"]].concat();
+    let more = ["--sweep", "large", "--plot", plot.to_str().unwrap()];
+    let (table, results) = measured(&[&load[..], &more].concat());
+    for (load, requests) in results["loads"].as_array().unwrap().iter().zip([2, 3]) {
+        let thresholds = load["swept"]["thresholds"].as_array().unwrap();
+        assert!(thresholds.iter().map(|t| t["min_batch"].as_u64().unwrap()).eq(1..=requests), "{load}");
+        for threshold in thresholds {
+            let ends = ["least", "median", "most"].map(|end| threshold["measured"][end].as_f64().unwrap());
+            assert!(ends[0] > 0.0 && ends.is_sorted() && threshold["predicted"].as_f64().unwrap() > 0.0, "{threshold}");
+        }
+        let routes = &load["system"]["routes"];
+        assert_eq!((&routes[1][0], load["system"]["models"].as_array().unwrap().len()), (&1.0.into(), 2));
+    }
+    assert!(table.contains("3 requests: predicted best "), "{table}");
+    let plot = std::fs::read_to_string(&plot).unwrap();
+    assert!(plot.contains("min_batch of large") && plot.contains("measured") && plot.contains("2 requests"), "{plot}");
+    let refused = refusal(&[&load[..], &["--sweep", "lagre"]].concat());
+    assert!(refused.contains("--sweep lagre: no model of the route: did you mean `large`?"), "{refused}");
 }
 
 #[test]

@@ -23,6 +23,7 @@ pub mod servers;
 pub mod statistics;
 pub mod steps;
 pub mod summary;
+pub mod sweep;
 pub mod target;
 pub mod timed;
 pub mod timeline;

@@ -11,7 +11,7 @@ use super::files::write_json;
 use super::json;
 use super::load::Measured;
 use super::load_args::LoadArgs;
-use super::running::Running;
+use super::running::{ROUND, Running};
 use super::variant::Variant;
 use crate::bench::compare::{COMPARED, Compared, compare};
 use crate::bench::predicted::{self, Seen};
@@ -25,8 +25,6 @@ use crate::subserver::coordinator::Ladders;
 const ROUNDS: u32 = 3;
 /// Of tuning between two runs.
 const HASTE: u64 = 4;
-/// Requests of one round do not come again in another.
-const ROUND: u64 = 1 << 24;
 
 /// A variant and what its loads came to: by round, then by load.
 struct Runs<'a> {

@@ -6,7 +6,7 @@ use super::files::{write, write_json};
 use super::load_args::LoadArgs;
 use super::running::Running;
 use super::variant::{Mode, Variant, Whole};
-use super::{compare, csv, json, report};
+use super::{compare, csv, json, report, sweep};
 use crate::bench::dataset;
 use crate::bench::load::Carried;
 use crate::bench::plot::{self, Plotted};
@@ -36,8 +36,11 @@ pub fn run(arguments: &Bench) -> Result<(), Failure> {
         };
         return compare::run(arguments, route, &workload, &Variant::ablation(file, &whole));
     }
+    if let Some(model) = &load.sweep {
+        return sweep::run(arguments, route, &workload, model);
+    }
     if load.rounds.is_some() {
-        return Err(Failure::input("--rounds is for --compare and --ablation; leave it out"));
+        return Err(Failure::input("--rounds is for --compare, --ablation and --sweep; leave it out"));
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::work)?;
     let prepared;

@@ -26,6 +26,8 @@ use crate::cli::output::Failure;
 use crate::engine::Engine;
 use crate::subserver::coordinator::Ladders;
 
+/// Requests of one round do not come again in another.
+pub const ROUND: u64 = 1 << 24;
 /// Most tokens of a request that warms up.
 const WARM_UP: u32 = 16;
 /// A target that is measured.
@@ -131,6 +133,14 @@ impl<'a> Running<'a> {
         Ok(measured)
     }
 
+    /// One closed load, without a warm-up; by default as many requests in all as are under way.
+    pub async fn closed(&self, requests: u32, first: u64, what: &str) -> Result<Measured, Failure> {
+        let pace = Pace::Closed { requests };
+        let first = first + u64::from(self.load.warm_up);
+        let count = self.load.total.map_or(requests as usize, |total| total as usize);
+        self.carry(pace, Load::new(pace, self.sessions(first, count)?, 0), what).await
+    }
+
     /// All loads, so that what is wrong with one shows before the first.
     fn loads(&self, first: u64) -> Result<Vec<(Pace, Load)>, Failure> {
         let arguments = self.load;
@@ -172,7 +182,7 @@ impl<'a> Running<'a> {
     }
 
     /// Random prompts of their own, or the first of the data set.
-    async fn warm_up(&self, first: u64) -> Result<(), Failure> {
+    pub async fn warm_up(&self, first: u64) -> Result<(), Failure> {
         let mut sessions = self.sessions(first, self.load.warm_up as usize)?;
         sessions.iter_mut().for_each(|turns| turns.truncate(1));
         sessions.iter_mut().flatten().for_each(|ask| ask.output_len = ask.output_len.min(WARM_UP));
