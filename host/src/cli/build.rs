@@ -141,6 +141,14 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
         })?;
         prepared.plugins.push(plugin);
     }
+    for model in config.models.iter().filter(|model| model.hold > model.max_wait) {
+        let [hold, most] = [model.hold, model.max_wait].map(|time| time.as_secs_f64() * 1e3);
+        tracing::warn!(
+            "{}: models.{}.hold_ms = {hold}: counts up to max_wait_ms ({most}) only; lower it, or raise max_wait_ms",
+            config.file.display(),
+            model.name
+        );
+    }
     let ladders: Vec<Vec<u32>> = config.models.iter().map(|m| m.min_batch.clone()).collect();
     if config.batching.schedule == Schedule::Delayed
         && let Some(requests) = first_lockup(&ladders)
