@@ -96,6 +96,7 @@ fn runner(name: &str, directory: &Path, model: ModelId, setup: &Setup) -> Box<dy
                 pages,
                 max_rows: setup.max_rows as u32,
                 partition: None,
+                graphs: true,
                 high_priority: false,
                 progress: None,
             };
