@@ -63,7 +63,7 @@ pub struct LoadArgs {
     /// Requests of each load in all; a session of several turns counts as one [default: the data set, else 2 N]
     #[arg(long, value_name = "T", requires = "target", conflicts_with = "alone", value_parser = clap::value_parser!(u32).range(1..))]
     pub total: Option<u32>,
-    /// Break each load off after so many seconds; throughput is then over what was written until then
+    /// Break each load, and the warm-up, off after so many seconds; throughput is then over what was written until then
     #[arg(long, value_name = "S", requires = "target", conflicts_with = "alone", value_parser = seconds)]
     pub max_seconds: Option<f64>,
     /// Requests as JSON lines, see below [default: random prompts]

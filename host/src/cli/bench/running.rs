@@ -159,11 +159,15 @@ impl<'a> Running<'a> {
                 Failure::input("--total is missing; an open load of random prompts needs a number of requests")
             })?;
             let seed = arguments.seed.wrapping_add(next);
-            let longest = arguments.max_seconds.map(Duration::from_secs_f64);
-            loads.push((pace, Load { longest, ..Load::new(pace, self.sessions(next, count)?, seed) }));
+            loads.push((pace, self.bounded(Load::new(pace, self.sessions(next, count)?, seed))));
             next += count as u64;
         }
         Ok(loads)
+    }
+
+    /// No longer than `--max-seconds` says.
+    fn bounded(&self, load: Load) -> Load {
+        Load { longest: self.load.max_seconds.map(Duration::from_secs_f64), ..load }
     }
 
     fn sessions(&self, first: u64, count: usize) -> Result<Vec<Vec<Ask>>, Failure> {
@@ -187,7 +191,7 @@ impl<'a> Running<'a> {
         sessions.iter_mut().for_each(|turns| turns.truncate(1));
         sessions.iter_mut().flatten().for_each(|ask| ask.output_len = ask.output_len.min(WARM_UP));
         let pace = Pace::Closed { requests: 1 };
-        let warm = self.carry(pace, Load::new(pace, sessions, 0), "warm-up: ").await?;
+        let warm = self.carry(pace, self.bounded(Load::new(pace, sessions, 0)), "warm-up: ").await?;
         match warm.summary.failures.first() {
             Some((failure, _)) => Err(Failure::work(format!("the request that warms up failed: {failure}"))),
             None => Ok(()),
