@@ -293,7 +293,7 @@ fn sharing_a_gpu() {
     assert_eq!(config.gpu, GpuConfig { memory_fraction: 0.5, graphs: false });
     for (line, message) in [
         ("memory_fraction = 1.5", "gpu.memory_fraction = 1.5: must be from 0.01 to 1"),
-        ("fraction = 1", "unknown key `gpu.fraction`: known are graphs, memory_fraction"),
+        ("fraction = 1", "unknown key `gpu.fraction`: known are memory_fraction, graphs"),
     ] {
         assert_eq!(more(&format!("[gpu]\n{line}\n")), format!("dir/t.toml:7: {message}"));
     }

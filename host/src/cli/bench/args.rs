@@ -162,7 +162,7 @@ mod tests {
             (&["c.toml", "--route", "r", "--requests", "1", "--max-seconds", "0"], "must be seconds, from 0.1"),
             (&["c.toml", "--route", "r", "--requests", "1", "--turns", "0"], "0 is not in 1..=1000"),
             (&["c.toml", "--route", "r", "--requests", "1", "--prefixes", "0"], "0 is not in 1.."),
-            (&["c.toml", "--route", "r", "--rate", "1", "--sweep", "m"], "--requests"),
+            (&["c.toml", "--route", "r", "--rate", "1", "--sweep", "m"], "cannot be used with"),
             (&["c.toml", "--route", "r", "--requests", "1", "--sweep", "m", "--ablation"], "cannot be used with"),
         ] {
             let error = parse(more).unwrap_err();

@@ -156,7 +156,8 @@ fn report(runs: &[Runs<'_>]) -> String {
     for (load, variants) in compared(runs).enumerate() {
         for (own, [rate, ttft, tpot, _]) in variants {
             let pace = own.load(load).first().map(|summary| summary.pace.to_string()).unwrap_or_default();
-            let ratio = |ratio: f64| format!("{ratio:.3}");
+            // Nothing has a ratio where the first variant has no such time.
+            let ratio = |ratio: f64| if ratio > 0.0 { format!("{ratio:.3}") } else { "-".into() };
             rows.push([
                 pace,
                 own.variant.name.clone(),

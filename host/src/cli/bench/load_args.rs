@@ -24,7 +24,7 @@ pub struct LoadArgs {
     pub ablation: bool,
     /// Measure throughput for each threshold (min_batch) of this model from 1 to N, those of the others at 1, against
     /// what the chain predicts from the same steps
-    #[arg(long, value_name = "MODEL", requires_all = ["config", "requests"], conflicts_with_all = ["url", "compare", "ablation", "alone", "mode", "csv", "timeline", "timeline_svg", "max_seconds"])]
+    #[arg(long, value_name = "MODEL", requires_all = ["config", "requests"], conflicts_with_all = ["rate", "url", "compare", "ablation", "alone", "mode", "csv", "timeline", "timeline_svg", "max_seconds"])]
     pub sweep: Option<String>,
     /// With --compare, --ablation and --sweep: how often each is run [default: 3]
     #[arg(long, value_name = "R", conflicts_with_all = ["url", "alone"], value_parser = clap::value_parser!(u32).range(1..=1000))]
