@@ -25,6 +25,9 @@ pub struct Swept {
     pub best: u32,
     /// What the chosen one loses against the best, by medians.
     pub loss: f64,
+    /// How far the rounds of one threshold are apart, from least to most by the median: the median over thresholds. A
+    /// loss below it is chance.
+    pub noise: f64,
     /// Mean and largest difference of measured medians from what is predicted, by what is predicted.
     pub mean_error: f64,
     pub largest_error: f64,
@@ -48,6 +51,8 @@ impl Swept {
             chosen: chosen.min_batch,
             best: best.min_batch,
             loss: 1.0 - chosen.measured.median / best.measured.median,
+            noise: Spread::of(thresholds.iter().map(|t| (t.measured.most - t.measured.least) / t.measured.median))
+                .median,
             mean_error: errors.clone().sum::<f64>() / thresholds.len() as f64,
             largest_error: errors.fold(0.0, f64::max),
             thresholds,
@@ -83,6 +88,8 @@ mod tests {
         let swept = Swept::new(4, &measured, &[100.0, 160.0, 150.0, 100.0]).unwrap();
         assert_eq!((swept.chosen, swept.best), (2, 3));
         assert!((swept.loss - (1.0 - 155.0 / 165.0)).abs() < 1e-12, "{swept:?}");
+        // 20, 10, 10 and 0 apart.
+        assert!((swept.noise - (10.0 / 155.0 + 10.0 / 165.0) / 2.0).abs() < 1e-12, "{swept:?}");
         assert!((swept.largest_error - 0.1).abs() < 1e-12 && swept.mean_error < 0.1, "{swept:?}");
         assert_eq!(swept.thresholds[0].measured, Spread { median: 100.0, least: 90.0, most: 110.0 });
         let panel = swept.panel("large");

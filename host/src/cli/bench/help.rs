@@ -42,7 +42,7 @@ are tuned from what the row before it measured.
 requests, up and down in turns, N requests in all. Compared are tokens/s without prefills and tail (decode) with
 the exact chain of what was measured: step times by batch size and the median gap behind them, how many times
 longer steps take beside others, routes and tokens. It gives the threshold that the chain would choose, the one
-that was fastest, and what the choice loses.
+that was fastest, what the choice loses, and how far the rounds of one threshold are apart: less than that is chance.
 
 What is measured, for each load, of the requests that did not fail (a failure makes the exit status 1); one that
 --max-seconds broke off counts as far as it came:
