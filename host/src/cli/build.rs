@@ -321,7 +321,7 @@ impl Prepared {
                     None => Failure::input(error),
                 }
             }
-            StartError::Thread { .. } | StartError::Delivery { .. } => Failure::work(error),
+            StartError::Thread { .. } | StartError::Delivery { .. } | StartError::Tuner { .. } => Failure::work(error),
         }
     }
 
@@ -352,7 +352,12 @@ impl Prepared {
         observer: Option<Arc<dyn Observer>>,
     ) -> Result<Engine, Failure> {
         let models = self.setups(runners);
-        Engine::start_observed(models, routes, self.config.batching.schedule, observer)
-            .map_err(|error| self.start_failure(&error))
+        let batching = self.config.batching;
+        let mut engine = Engine::start_observed(models, routes, batching.schedule, observer)
+            .map_err(|error| self.start_failure(&error))?;
+        if let Some(settings) = batching.online {
+            engine.follow(settings).map_err(|error| self.start_failure(&error))?;
+        }
+        Ok(engine)
     }
 }

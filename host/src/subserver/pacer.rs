@@ -79,6 +79,9 @@ impl Pacer {
 
     /// `message` has come to the model.
     pub fn arrived(&mut self, message: &Message) {
+        if matches!(message, Message::Submit(_)) {
+            self.coordinator.places[self.model].observations.begun();
+        }
         self.arrived += usize::from(brings_request(message));
     }
 
@@ -158,18 +161,15 @@ impl Pacer {
         place.expect(None);
         let nanos = now.saturating_sub(self.began).as_nanos() as u64;
         let requests = counters.batched - self.counters.batched;
-        place.observations.evaluated(counters.evaluated - self.counters.evaluated);
+        place.observations.counted(&counters);
         if counters.prompt_rows > self.counters.prompt_rows {
             place.observations.prompt_step(nanos);
         } else if requests > 0 {
             self.times.learn(requests as usize, nanos);
-            let own = self.model;
-            let others = places.iter().zip(&self.busy).enumerate();
+            let others = places.iter().zip(&self.busy).enumerate().filter(|(model, _)| *model != self.model);
             // Clocks of other threads may be read a little late.
-            let ran = |(model, (place, before)): (usize, (&super::coordinator::Place, &i64))| {
-                if model == own { 0 } else { (place.busy.read(moment) - before).max(0) as u64 }
-            };
-            place.observations.step(requests, nanos, others.map(ran));
+            let ran = others.map(|(_, (place, before))| (place.busy.read(moment) - before).max(0) as u64);
+            place.observations.step(requests, nanos, ran);
         }
         fence(Ordering::SeqCst);
         let holding = |model: &usize| places[*model].holding.load(Ordering::Acquire);
@@ -188,6 +188,7 @@ impl Pacer {
 #[cfg(test)]
 mod tests {
     use super::super::coordinator::Waiting;
+    use super::super::observed::Observed;
     use super::*;
 
     fn ms(n: u64) -> Duration {
@@ -263,11 +264,10 @@ mod tests {
         small.start(1, Counters::default(), ms(30));
         small.finish(0, Counters { prompt_rows: 7, ..counted(1) }, ms(40));
         let seen = coordinator.observed(ModelId(0));
-        let of = |steps: super::super::observed::Steps| (steps.steps, steps.time);
-        assert_eq!((of(seen.sizes[1].alone), of(seen.sizes[1].shared)), ((1, ms(5)), (2, ms(13))));
-        assert_eq!(seen.sizes[1].overlap, [ms(0), ms(9)]);
-        assert_eq!((of(seen.prompts), seen.evaluated, seen.to), ((1, ms(10)), 7, vec![0, 1]));
-        assert_eq!(coordinator.observed(ModelId(1)).sizes[0].overlap, [ms(9), ms(0)]);
+        let of = |observed: &Observed, size: usize| (observed.sizes[size].alone, observed.sizes[size].overlap);
+        assert_eq!((seen.sizes[1].steps, of(&seen, 1)), (3.0, (9.0, 9.0)));
+        assert_eq!((seen.prompts, seen.prompt_time, seen.evaluated, seen.to), (1, ms(10), 1, vec![0, 1]));
+        assert_eq!(of(&coordinator.observed(ModelId(1)), 0), (5.0, 9.0));
     }
 
     #[test]

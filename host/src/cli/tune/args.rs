@@ -18,8 +18,8 @@ pub struct Tune {
     /// Milliseconds of a step of each model, alone; slashes between those of batches of 1, 2, …
     #[arg(long, value_name = "MS,…", value_delimiter = ',', allow_hyphen_values = true)]
     pub times: Vec<Times>,
-    /// Take step times and routes from the JSON of `tokenrouter bench`
-    #[arg(long, value_name = "FILE")]
+    /// Take step times (means) and routes from the JSON of `tokenrouter bench`, or of a server that runs
+    #[arg(long, value_name = "FILE|http://HOST:PORT")]
     pub from: Option<PathBuf>,
     /// With --json: answer one conformance case (JSON); `-` reads it from standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = OPTIONS)]
@@ -84,6 +84,7 @@ Examples:
       --route small:small=0.5,medium=0.3,large=0.2 --route medium:small=1 --route large:small=1
   tokenrouter bench CONFIG --route R --requests 1,4,16 --output-len 512 --json bench.json
   tokenrouter tune --from bench.json --concurrency 1..16 --plot throughput.svg
+  tokenrouter tune --from http://127.0.0.1:30000 --concurrency 1..32
   tokenrouter tune models.toml --concurrency 4,8,16 --json
   tokenrouter tune --case case.json --json
 
@@ -134,7 +135,7 @@ mod tests {
     #[test]
     fn refusals() {
         for (more, message) in [
-            (&[][..], "<SYSTEM|--times <MS,…>|--from <FILE>|--case <FILE>>"),
+            (&[][..], "<SYSTEM|--times <MS,…>|--from <FILE|http://HOST:PORT>|--case <FILE>>"),
             (&["--times", "6,x"], "must be milliseconds"),
             (&["--times", "6", "--concurrency", "0"], "must be from 1 to 4096"),
             (&["--times", "6", "--concurrency", "8..4"], "is empty"),
