@@ -21,7 +21,9 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::online::{self, Pace, Paces};
 use crate::policy::PolicyFactory;
-use crate::request::{Event, ModelDown, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, TokenId};
+use crate::request::{
+    Event, ModelDown, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, TokenId, Told,
+};
 use crate::runner::{ModelInfo, Runner};
 use crate::subserver::coordinator::{Coordinator, Waiting};
 use crate::subserver::gate::Schedule;
@@ -164,7 +166,7 @@ struct Shared {
 
 struct Live {
     route: RouteId,
-    events: UnboundedSender<Event>,
+    events: UnboundedSender<Told>,
     pace: Pace,
 }
 
@@ -231,19 +233,19 @@ impl Shared {
         }
     }
 
-    fn event(&self, id: RequestId, event: Event) {
-        self.observe(|observer| observer.event(id, &event));
-        let last = !matches!(event, Event::PromptCached { .. } | Event::Committed { .. });
+    fn tell(&self, id: RequestId, told: Told) {
+        self.observe(|observer| observer.event(id, &told.event));
+        let last = !matches!(told.event, Event::PromptCached { .. } | Event::Committed { .. });
         // A receiver that is gone cancels by itself, so a failed send needs no care.
         if !last {
             if let Some(live) = self.live().get_mut(&id) {
-                if let (Some(paces), Event::Committed { tokens, .. }) = (self.paces.get(), &event) {
-                    live.pace.tokens(tokens.len() as u64, Instant::now(), paces);
+                if let (Some(paces), Event::Committed { tokens, .. }) = (self.paces.get(), &told.event) {
+                    live.pace.tokens(tokens.len() as u64, told.at, paces);
                 }
-                let _ = live.events.send(event);
+                let _ = live.events.send(told);
             }
         } else if let Some(live) = self.remove(id) {
-            let _ = live.events.send(event);
+            let _ = live.events.send(told);
         }
     }
 
@@ -253,7 +255,7 @@ impl Shared {
             let event = Event::Failed(error);
             self.observe(|observer| observer.event(id, &event));
             // A receiver that is gone needs no word.
-            let _ = live.events.send(event);
+            let _ = live.events.send(Told::now(event));
             self.bury(id, live.route);
         }
     }
@@ -284,7 +286,7 @@ impl AtModel {
         shared.coordinator.bury(model).into_iter().for_each(|model| shared.post(model, Message::Wake));
         let uses = |route: RouteId| shared.routes[route.index()].models.iter().any(|&(m, _)| m == model);
         let hit = shared.live().iter().filter(|(_, l)| uses(l.route)).map(|(&id, l)| (id, l.route)).collect::<Vec<_>>();
-        let failed = hit.iter().map(|&(id, _)| (id, Event::Failed(down.clone().into()))).collect();
+        let failed = hit.iter().map(|&(id, _)| (id, Told::now(Event::Failed(down.clone().into())))).collect();
         // They are taken until every model's thread has ended.
         let _ = self.events.send(failed);
         hit.into_iter().for_each(|(id, route)| shared.bury(id, route));
@@ -292,7 +294,7 @@ impl AtModel {
 }
 
 impl Surroundings for AtModel {
-    fn carry_out(&self, effects: &mut dyn Iterator<Item = Effect>) {
+    fn carry_out(&self, effects: &mut dyn Iterator<Item = Effect>, at: Instant) {
         let mut events = Vec::new();
         let mut letters: Vec<Vec<Message>> = Vec::new();
         for effect in effects {
@@ -304,7 +306,7 @@ impl Surroundings for AtModel {
                     letters.resize_with(letters.len().max(to + 1), Vec::new);
                     letters[to].push(message);
                 }
-                Effect::Event(id, event) => events.push((id, event)),
+                Effect::Event(id, event) => events.push((id, Told { at, event })),
                 Effect::ModelDown(down) => self.shared.model_down(self.model, down),
                 Effect::PolicyFailed { route, message } => {
                     let route = self.shared.routes.get(route as usize).map_or("?", |r| &r.name);
@@ -594,13 +596,13 @@ impl Drop for Engine {
 /// The events of one request, ending with [`Event::Finished`] or [`Event::Failed`].
 pub struct RequestStream {
     pub id: RequestId,
-    pub events: UnboundedReceiver<Event>,
+    pub events: UnboundedReceiver<Told>,
     shared: Option<Arc<Shared>>,
 }
 
 impl RequestStream {
     /// A stream with no engine behind it: for tests of those who read streams.
-    pub fn unconnected(id: RequestId, events: UnboundedReceiver<Event>) -> Self {
+    pub fn unconnected(id: RequestId, events: UnboundedReceiver<Told>) -> Self {
         Self { id, events, shared: None }
     }
 }

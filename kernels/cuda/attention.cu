@@ -18,7 +18,10 @@
 #define TILES 4         // of 8 columns, in `whole`
 // Pages that a warp has under way. One is enough in `split`, where more blocks to a multiprocessor do better.
 #define SPLIT_STAGES 1
+#define SPREAD_STAGES 4
 #define WHOLE_STAGES 2
+// Warps of a block in `spread`, which puts few items with many pages on more multiprocessors.
+#define SPREAD_WARPS 2
 
 struct Item {
     u32 row;       // first row
@@ -520,6 +523,252 @@ __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
 #endif
 }
 
+#if __CUDA_ARCH__ >= 900
+// A warp's pages of a chunk, copied to shared memory SPREAD_STAGES pages ahead, keys and values at once.
+template <int D>
+struct Ring {
+    static constexpr u32 SIZE = 2 * PAGE * D;
+    const u16* kv;       // of the head in page 0
+    u64 pitch;           // elements from page to page
+    const u32* list;     // places of the warp's pages, every WARPS-th
+    u32 first;           // the warp's first page
+    u32 count;
+    const u16* pages;    // [SPREAD_STAGES][SIZE]
+    u32 place, barrier;  // shared addresses of the pages and of the barriers
+    u32 id, later;       // of lane i: where its page i is, whether it waits for the kernel before
+    u32 next[2];         // of lane 0: where the next two pages to copy are
+
+    __device__ __forceinline__ Ring(const AttentionArgs& a, const Item& item, u32 head, u32 first, u32 end, u16* ring, u64* barriers) : first(first), pages(ring) {
+        kv = a.kv + (u64)head * SIZE, pitch = (u64)a.kv_heads * SIZE, list = a.page_list + item.pages + first;
+        count = end > first ? (end - first + WARPS - 1) / WARPS : 0;
+        place = (u32)__cvta_generic_to_shared(ring), barrier = (u32)__cvta_generic_to_shared(barriers);
+        if (threadIdx.x % WARP == 0) {
+            for (u32 i = 0; i < SPREAD_STAGES; i++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier + i * 8) : "memory");
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        }
+        __syncwarp();
+    }
+    __device__ __forceinline__ void copy(u32 n, u32 id) {
+        const u32 stage = n % SPREAD_STAGES;
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier + stage * 8), "r"(SIZE * 2) : "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(place + stage * SIZE * 2),
+                     "l"(kv + id * pitch), "r"(SIZE * 2), "r"(barrier + stage * 8)
+                     : "memory");
+    }
+    // As in `Pages`: what is full below position `stored` may be read ahead of the wait for the kernel before.
+    __device__ __forceinline__ void begin(u32 stored) {
+        const u32 lane = threadIdx.x % WARP;
+        id = later = next[0] = next[1] = 0;
+        if (lane < min(count, (u32)SPREAD_STAGES)) {
+            id = list[lane * WARPS];
+            later = (first + lane * WARPS + 1) * PAGE > stored;
+            if (!later) copy(lane, id);
+        }
+        if (lane == 0) look_ahead(SPREAD_STAGES);
+    }
+    __device__ __forceinline__ void begin_rest() {
+        if (later) copy(threadIdx.x % WARP, id);
+    }
+    __device__ __forceinline__ void look_ahead(u32 n) {
+        if (n < count) next[0] = list[n * WARPS];
+        if (n + 1 < count) next[1] = list[(n + 1) * WARPS];
+    }
+    __device__ __forceinline__ const u16* await(u32 n) {
+        asm volatile(
+            "{\n\t.reg .pred done;\n\tagain:\n\t"
+            "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@!done bra again;\n\t}" ::"r"(barrier + n % SPREAD_STAGES * 8),
+            "r"(n / SPREAD_STAGES & 1)
+            : "memory");
+        return pages + n % SPREAD_STAGES * SIZE;
+    }
+    // The warp has read pages n and n + 1.
+    __device__ __forceinline__ void read(u32 n) {
+        __syncwarp();
+        if (threadIdx.x % WARP != 0) return;
+        n += SPREAD_STAGES;
+        if (n < count) copy(n, next[0]);
+        if (n + 1 < count) copy(n + 1, next[1]);
+        look_ahead(n + 2);
+    }
+};
+
+// `attend`, two pages at a time, whose chains of instructions go side by side; the arithmetic is that of one
+// after the other.
+template <int D>
+__device__ __forceinline__ void attend_pairs(const AttentionArgs& a, const Item& item, const uint4 (&q)[D / 32], Ring<D>& ring, Partial<D, 1>& r) {
+    const u32 lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, columns = item.rows * a.group;
+    float(&m)[2] = r.m[0], (&l)[2] = r.l[0];
+    m[0] = m[1] = -INFINITY_F;
+    l[0] = l[1] = 0.0f;
+#pragma unroll
+    for (int d = 0; d < D / 16; d++) r.acc[0][d][0] = r.acc[0][d][1] = r.acc[0][d][2] = r.acc[0][d][3] = 0.0f;
+#pragma unroll 1
+    for (u32 n = 0; n < ring.count; n += 2) {
+        // Without a second page the first takes its place, and none of it counts.
+        const bool two = n + 1 < ring.count;
+        const u16* of[2] = {ring.await(n), ring.await(two ? n + 1 : n)};
+        float s[2][4] = {};
+#pragma unroll
+        for (int i = 0; i < D / 32; i++) {
+            uint4 low[2], high[2];
+#pragma unroll
+            for (int p = 0; p < 2; p++) {
+                const u16* keys = of[p] + g * D + 8 * t + 32 * i;
+                low[p] = *(const uint4*)keys, high[p] = *(const uint4*)(keys + 8 * D);
+            }
+#pragma unroll
+            for (int p = 0; p < 2; p++) mma(s[p], low[p].x, high[p].x, low[p].y, high[p].y, q[i].x, q[i].y);
+#pragma unroll
+            for (int p = 0; p < 2; p++) mma(s[p], low[p].z, high[p].z, low[p].w, high[p].w, q[i].z, q[i].w);
+        }
+        u32 seen[2];  // slots of the page that some row sees
+        float most[2][2];
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            const u32 start = (ring.first + (n + p) * WARPS) * PAGE;
+            seen[p] = p == 0 || two ? item.position + item.rows - start : 0;
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const u32 c = 2 * t + j, sees = p == 0 || two ? item.position + (c < columns ? c / a.group : 0) + 1 - start : 0;
+                if (g >= sees) s[p][j] = -INFINITY_F;
+                if (g + 8 >= sees) s[p][j + 2] = -INFINITY_F;
+                most[p][j] = fmaxf(s[p][j], s[p][j + 2]);
+            }
+        }
+#pragma unroll
+        for (int offset = 4; offset < WARP; offset *= 2)
+#pragma unroll
+            for (int p = 0; p < 2; p++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) most[p][j] = fmaxf(most[p][j], __shfl_xor_sync(FULL_MASK, most[p][j], offset));
+        float f[2][2];
+        bool grows = false;
+#pragma unroll
+        for (int p = 0; p < 2; p++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const float to = fmaxf(m[j], __fmul_rn(most[p][j], a.scale));
+                f[p][j] = exp2_fast(m[j] - to);
+                grows |= m[j] != to;
+                m[j] = to;
+                s[p][j] = exp2_fast(__fmaf_rn(s[p][j], a.scale, -to));
+                s[p][j + 2] = exp2_fast(__fmaf_rn(s[p][j + 2], a.scale, -to));
+                l[j] = __fmaf_rn(l[j], f[p][j], __fadd_rn(s[p][j], s[p][j + 2]));
+            }
+        grows = __any_sync(FULL_MASK, grows);  // else all factors are 1
+        u32 b[2][2], low[2], high[2];
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            b[p][0] = transpose8(to_bf16x2(s[p][0], s[p][1]));
+            b[p][1] = transpose8(to_bf16x2(s[p][2], s[p][3]));
+            low[p] = (2 * t < seen[p] ? 0xffffu : 0) | (2 * t + 1 < seen[p] ? 0xffff0000u : 0);
+            high[p] = (2 * t + 8 < seen[p] ? 0xffffu : 0) | (2 * t + 9 < seen[p] ? 0xffff0000u : 0);
+        }
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            if (grows) {
+#pragma unroll
+                for (int d = 0; d < D / 16; d++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++) r.acc[0][d][j] = __fmul_rn(r.acc[0][d][j], f[p][j % 2]);
+            }
+            const u16* values = of[p] + PAGE * D + lane * 8;
+#pragma unroll
+            for (int d = 0; d < D / 16; d++) {
+                const uint4 v = *(const uint4*)(values + d * 256);
+                mma(r.acc[0][d], v.x & low[p], v.y & low[p], v.z & high[p], v.w & high[p], b[p][0], b[p][1]);
+            }
+        }
+        ring.read(n);
+    }
+    __syncwarp();
+}
+
+// As `attention_split`, for few items with many pages, of which `split` would put each chunk on one multiprocessor
+// while others have nothing to do: grid (2 CHUNKS, items, kv heads), each cluster an item at a head, two blocks a
+// chunk, of SPREAD_WARPS warps each. The warps' parts are sent as they are, so that sums keep their order.
+// Dynamic shared memory: 4 PAGE SPREAD_WARPS SPREAD_STAGES D bytes.
+template <int D>
+__device__ __forceinline__ void attention_spread(const AttentionArgs& a) {
+    extern __shared__ __align__(128) float work[];
+    constexpr u32 BLOCKS = CHUNKS * WARPS / SPREAD_WARPS, PARTS = CHUNKS * WARPS;
+    __shared__ u64 barriers[SPREAD_WARPS][SPREAD_STAGES], arrived;
+    __shared__ float2 part_ml[PARTS * 8];
+    __shared__ float2 own_ml[SPREAD_WARPS * 8];
+    __shared__ float4 parts[PARTS * (2 * D / BLOCKS + 1)];  // [chunk][warp][places of this block]
+    const u32 index = blockIdx.y, head = blockIdx.z;
+    if (index >= a.header->items) {
+        if (index == 0) wait_for_previous();  // some block must
+        return;
+    }
+    const Item item = a.items[index];
+    const u32 rank = cluster_rank(), count = chunks(item), columns = item.rows * a.group, slot = threadIdx.x / WARP;
+    const u32 blocks = count * (WARPS / SPREAD_WARPS);
+    if (rank >= blocks) return;
+    const u32 chunk = rank * SPREAD_WARPS / WARPS, warp = rank * SPREAD_WARPS % WARPS + slot;
+    const u32 quads = columns * (D / 4), own = (quads + blocks - 1) / blocks;
+    const u32 mine = min(own, quads - min(quads, rank * own));
+    const u32 arrival = (u32)__cvta_generic_to_shared(&arrived);
+    if (threadIdx.x == 0) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(arrival) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrival), "r"(count * WARPS * (mine * 16 + columns * 8)) : "memory");
+    }
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    const u32 first = chunk * chunk_pages(item) + warp, end = min((chunk + 1) * chunk_pages(item), item_pages(item));
+    Ring<D> ring(a, item, head, first, end, (u16*)work + slot * SPREAD_STAGES * 2 * PAGE * D, barriers[slot]);
+    ring.begin(item.stored);
+    let_next_start();
+    wait_for_previous();
+    ring.begin_rest();
+    uint4 q[1][D / 32];
+    load_queries<D, 1>(a, item, head, q);
+    Partial<D, 1> r;
+    attend_pairs(a, item, q[0], ring, r);
+
+    // The warp has taken all its pages: its ring is free.
+    float* tile = work + slot * SPREAD_STAGES * PAGE * D;
+    put_tile<D, 1>(r, 0, columns, tile, own_ml + slot * 8);
+    __syncwarp();
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // all barriers are there
+    const u32 lane = threadIdx.x % WARP, part = chunk * WARPS + warp;
+    for (u32 i = lane; i < quads; i += WARP) {
+        const float4 out = *(const float4*)(tile + i / (D / 4) * (D + 4) + i % (D / 4) * 4);
+        const u32 to = i / own;
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(place_in_block(parts + part * own + i % own, to)),
+                     "f"(out.x), "f"(out.y), "f"(out.z), "f"(out.w), "r"(place_in_block(&arrived, to))
+                     : "memory");
+    }
+    for (u32 i = lane; i < blocks * 8; i += WARP) {
+        const u32 c = i % 8, to = i / 8;
+        if (c >= columns) continue;
+        const float2 ml = own_ml[slot * 8 + c];
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(place_in_block(part_ml + part * 8 + c, to)),
+                     "f"(ml.x), "f"(ml.y), "r"(place_in_block(&arrived, to))
+                     : "memory");
+    }
+    if (threadIdx.x >= max(mine, (u32)WARP)) return;  // the first warp stays until all has arrived
+    asm volatile(
+        "{\n\t.reg .pred done;\n\tagain:\n\t"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n\t@!done bra again;\n\t}" ::"r"(arrival)
+        : "memory");
+    for (u32 i = threadIdx.x; i < mine; i += SPREAD_WARPS * WARP) {
+        const u32 at = rank * own + i, c = at / (D / 4), d = at % (D / 4) * 4;
+        float2 had = merge_warps(part_ml, c);
+        float4 out = merge_warps((const float*)(parts + i), own * 4, part_ml, c, had.x);
+#pragma unroll
+        for (u32 k = 1; k < CHUNKS; k++) {
+            if (k >= count) break;
+            const float2* ml = part_ml + k * WARPS * 8;
+            const float2 part = merge_warps(ml, c);
+            merge_chunk(had, out, part, merge_warps((const float*)(parts + k * WARPS * own + i), own * 4, ml, c, part.x));
+        }
+        write_out<D>(a, item, head, c, d, out, had.y);
+    }
+}
+#endif
+
 // For prompts, whose rows are enough blocks: grid (items, kv heads), each block all chunks of an item.
 // Dynamic shared memory: 832 D + 512 bytes; before sm_90, which has no rings, 320 D + 512.
 template <int D>
@@ -550,3 +799,14 @@ ATTENTION(32)
 ATTENTION(64)
 ATTENTION(96)
 ATTENTION(128)
+
+#if __CUDA_ARCH__ >= 900
+#define SPREAD(D)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(SPREAD_WARPS * WARP) attention_spread_##D(AttentionArgs a) { \
+        attention_spread<D>(a);                                                                              \
+    }
+SPREAD(32)
+SPREAD(64)
+SPREAD(96)
+SPREAD(128)
+#endif

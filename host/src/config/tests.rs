@@ -130,7 +130,7 @@ fn defaults() {
     let model = &config.models[0];
     assert_eq!((model.device, &model.min_batch, model.context), (DeviceChoice::Auto, &vec![1], None));
     assert_eq!((model.dtype, model.weights, model.pool), (DtypeChoice::Auto, Weights::Directory, None));
-    assert_eq!(config.gpu, GpuConfig { memory_fraction: 0.92 });
+    assert_eq!(config.gpu, GpuConfig { memory_fraction: 0.92, graphs: true });
     assert_eq!((config.batching.schedule, model.hold), (Schedule::Delayed, Duration::ZERO));
     assert!(config.routes.is_empty());
     assert_eq!(config.record, None);
@@ -323,11 +323,11 @@ fn devices_and_shapes() {
 
 #[test]
 fn sharing_a_gpu() {
-    let config = parse(&format!("{BASE}[gpu]\nmemory_fraction = 0.5\n")).unwrap();
-    assert_eq!(config.gpu, GpuConfig { memory_fraction: 0.5 });
+    let config = parse(&format!("{BASE}[gpu]\nmemory_fraction = 0.5\ngraphs = false\n")).unwrap();
+    assert_eq!(config.gpu, GpuConfig { memory_fraction: 0.5, graphs: false });
     for (line, message) in [
         ("memory_fraction = 1.5", "gpu.memory_fraction = 1.5: must be from 0.01 to 1"),
-        ("fraction = 1", "unknown key `gpu.fraction`: known are memory_fraction"),
+        ("fraction = 1", "unknown key `gpu.fraction`: known are memory_fraction, graphs"),
     ] {
         assert_eq!(more(&format!("[gpu]\n{line}\n")), format!("dir/t.toml:7: {message}"));
     }

@@ -21,8 +21,8 @@ pub struct Tune {
     /// Take step times (means) and routes from the JSON of `tokenrouter bench`, or of a server that runs
     #[arg(long, value_name = "FILE|http://HOST:PORT")]
     pub from: Option<PathBuf>,
-    /// Answer one conformance case (JSON); `-` reads it from standard input
-    #[arg(long, value_name = "FILE", requires = "json", conflicts_with_all = OPTIONS)]
+    /// With --json: answer one conformance case (JSON); `-` reads it from standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = OPTIONS)]
     pub case: Option<PathBuf>,
     /// Names of the models [default: small,large for two, else m0,m1,…]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', requires = "times")]
@@ -92,6 +92,7 @@ A model starts a step when at least its threshold of requests wait for it. Throu
 thresholds is that of an exact Markov chain; where the chain would be too large it is simulated,
 and the answer says so. Thresholds that could lock up, sum(B - 1) >= N, are never chosen. The
 answer is a table and the lines for the configuration. `vs eager` compares with thresholds of 1.
+A hold counts up to max_wait_ms, so that one beyond the default of 50 comes with a line for it.
 
 A description has a table for each model, the one that gets new requests first:
   [[models]]
@@ -141,7 +142,6 @@ mod tests {
             (&["--times", "6", "--route", "small"], "must be FROM:TO=P"),
             (&["--times", "6", "--hold", "soon"], "must be milliseconds, or auto"),
             (&["--times", "6", "--min-batch", "x"], "must be a whole number from 1, or auto"),
-            (&["--case", "x"], "--json"),
             (&["--case", "x", "--json", "--handoff", "0.3"], "cannot be used with"),
             (&["--times", "6", "--from", "x"], "cannot be used with"),
         ] {

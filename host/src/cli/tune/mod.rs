@@ -6,10 +6,11 @@ mod input;
 mod plot;
 mod report;
 
-use std::io::Read;
+use std::io::{IsTerminal, Read};
 use std::path::Path;
 
 use hyper::Method;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokenrouter_batching::case::Case;
 use tokenrouter_batching::search::{self, Options};
 use tokenrouter_batching::{Fault, Grain, Model, Setting, System};
@@ -27,6 +28,9 @@ const LINES: usize = 7;
 pub fn run(arguments: &Tune) -> Result<(), Failure> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     if let Some(file) = &arguments.case {
+        if !arguments.json {
+            return Err(Failure::input("--case is answered as JSON only; add --json"));
+        }
         return answer_case(file, threads);
     }
     let system = system(arguments)?.checked().map_err(Failure::input)?;
@@ -37,7 +41,14 @@ pub fn run(arguments: &Tune) -> Result<(), Failure> {
         threads,
         haste: 1,
     };
-    let ladder = search::ladder(&system, arguments.concurrency.0.iter().copied(), &options).map_err(Failure::input)?;
+    let bar = bar(arguments.concurrency.0.len());
+    let requests = arguments.concurrency.0.iter().map(|n| {
+        bar.set_message(format!("N = {n}"));
+        bar.inc(1);
+        *n
+    });
+    let ladder = search::ladder(&system, requests, &options).map_err(Failure::input)?;
+    bar.finish_and_clear();
     let eager = Setting::new(vec![1; system.len()]);
     let steps = ladder.into_iter().map(|(requests, best)| {
         let eager = search::rates(&system, requests, &eager, &options).map_err(Failure::input)?;
@@ -52,6 +63,17 @@ pub fn run(arguments: &Tune) -> Result<(), Failure> {
         true => write_stdout(&format!("{}\n", report::json(&names, &steps))),
         false => write_stdout(&format!("{}\n{}", report::text(&names, &steps), report::toml(&names, &steps))),
     }
+}
+
+/// Numbers of requests so far, on a terminal.
+fn bar(count: usize) -> ProgressBar {
+    let terminal = std::io::stderr().is_terminal();
+    let target = if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let bar = ProgressBar::with_draw_target(Some(count as u64), target);
+    if let Ok(style) = ProgressStyle::with_template("{msg:10} {bar:30}  {pos}/{len}  {elapsed}") {
+        bar.set_style(style);
+    }
+    bar
 }
 
 /// What the arguments describe, not checked yet.
@@ -212,6 +234,11 @@ mod tests {
                 two(&["--route", "small:large=1*0", "--route", "large:small=1*0"]),
                 "no route commits a token: throughput would be 0; give a commit above 0 on a route that is taken",
             ),
+            (
+                fault(&["--times", "1e-9,1e9", "--handoff", "0.3"]),
+                "step times from 0.000000001 ms to 1000000000 ms: the longest may be 100000 times the shortest at most; \
+                 are all in milliseconds?",
+            ),
             (two(&[]), "--route: missing; say where the steps of each model lead, or --handoff P"),
             (
                 fault(&["--times", "6,-1", "--handoff", "0.35"]),
@@ -232,6 +259,7 @@ mod tests {
         ] {
             assert_eq!(error, expected);
         }
+        assert_eq!(fault(&["--case", "x"]), "--case is answered as JSON only; add --json");
         assert!(fault(&["--from", "/nowhere/x.json"]).starts_with("/nowhere/x.json: "));
     }
 
