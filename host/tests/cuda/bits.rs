@@ -94,8 +94,8 @@ fn pieces_of_all_shapes_of_heads() {
     }
 }
 
-/// Attention cuts contexts of more than 4096 positions into more chunks, and computes few rows with larger
-/// clusters than many: as part of a prompt, alone and in company, rows have the same bits, near those in f32.
+/// Every warp has many pages of a long context: as part of a prompt, alone and in company, rows have the same bits,
+/// near those in f32.
 #[test]
 fn pieces_of_long_contexts() {
     if !gpu() {
