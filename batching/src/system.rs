@@ -339,7 +339,7 @@ mod tests {
             ),
             (
                 fault(&|s| s.models[1].step_ms = vec![1e9, 2.0]),
-                "step times from 6 ms to 1000000000 ms: the longest may be 100000 times the shortest at most; are all in \
+                "step times from 2 ms to 1000000000 ms: the longest may be 100000 times the shortest at most; are all in \
                  milliseconds?",
             ),
             (
