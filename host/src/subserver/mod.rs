@@ -43,9 +43,7 @@ use step::Work;
 use tombstones::Tombstones;
 
 use crate::engine::OnError;
-use crate::request::{
-    Committed, Event, FinishReason, ModelDown, ModelId, RequestError, RequestId, RequestSpec, TokenId,
-};
+use crate::request::{Committed, Event, FinishReason, ModelDown, ModelId, RequestError, RequestId, RequestSpec};
 use crate::runner::Runner;
 
 /// A policy that hands a request round this often without a token committed is told no: the request
