@@ -18,7 +18,10 @@
 #define TILES 4         // of 8 columns, in `whole`
 // Pages that a warp has under way. One is enough in `split`, where more blocks to a multiprocessor do better.
 #define SPLIT_STAGES 1
+#define SPREAD_STAGES 3
 #define WHOLE_STAGES 2
+// Warps of a block in `spread`, which puts few items with many pages on more multiprocessors.
+#define SPREAD_WARPS 2
 
 struct Item {
     u32 row;       // first row
@@ -79,7 +82,7 @@ struct Pages {
     u32 page, end;      // the next page to fetch, and where its chunk ends
     u32 last, chunk;    // pages to walk, and of a chunk
     u32 id;             // where `page` is in the pool
-    u32 warp;
+    u32 warp;           // of the WARPS that a chunk's pages go round
     bool leads;         // the lane that starts copies
     __device__ __forceinline__ const u16* keys_of(u32 id) const { return a.kv + ((u64)id * a.kv_heads + head) * (2 * HALF); }
     __device__ __forceinline__ u32 id_of(u32 page) const { return a.page_list[list + page]; }
@@ -119,15 +122,15 @@ struct Pages {
         }
     }
     // The pages from `first` to `to` of an item, chunk after chunk.
-    __device__ __forceinline__ Pages(const AttentionArgs& a, const Item& item, u32 head, u32 first, u32 to, u16* rings, u64 (*barriers)[STAGES * 2])
-        : a(a), list(item.pages), head(head) {
-        warp = threadIdx.x / WARP, leads = threadIdx.x % WARP == 0;
+    __device__ __forceinline__ Pages(const AttentionArgs& a, const Item& item, u32 head, u32 warp, u32 first, u32 to, u16* rings, u64 (*barriers)[STAGES * 2])
+        : a(a), list(item.pages), head(head), warp(warp) {
+        leads = threadIdx.x % WARP == 0;
         last = to, chunk = chunk_pages(item);
         page = first + warp, end = min(first + chunk, last);
 #if __CUDA_ARCH__ >= 900
-        ring = rings + warp * STAGES * 2 * HALF;
+        ring = rings + threadIdx.x / WARP * STAGES * 2 * HALF;
         place = (u32)__cvta_generic_to_shared(ring);
-        barrier = (u32)__cvta_generic_to_shared(barriers[warp]);
+        barrier = (u32)__cvta_generic_to_shared(barriers[threadIdx.x / WARP]);
         taken = 0;
         if (leads) {
             for (u32 i = 0; i < STAGES * 2; i++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier + i * 8) : "memory");
@@ -235,7 +238,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& a, const Item& item,
         for (int d = 0; d < D / 16; d++) r.acc[n][d][0] = r.acc[n][d][1] = r.acc[n][d][2] = r.acc[n][d][3] = 0.0f;
     }
 #pragma unroll 1
-    for (u32 page = first + threadIdx.x / WARP; page < end; page += WARPS) {
+    for (u32 page = first + pages.warp; page < end; page += WARPS) {
         float s[NT][4] = {};
         const u16* keys = pages.keys() + g * D + 8 * t;
 #pragma unroll
@@ -386,7 +389,7 @@ __device__ __forceinline__ void all_chunks(const AttentionArgs& a, const Item& i
                                            float* o, float2* ml) {
     __shared__ float2 work_ml[WARPS * 8];
     const u32 warp = threadIdx.x / WARP, columns = item.rows * a.group, count = chunks(item), step = chunk_pages(item);
-    Pages<D, STAGES> pages(a, item, head, 0, item_pages(item), rings, barriers);
+    Pages<D, STAGES> pages(a, item, head, warp, 0, item_pages(item), rings, barriers);
     pages.begin_rest(pages.begin(0));
     uint4 q[NT][D / 32];
     load_queries<D, NT>(a, item, head, q);
@@ -460,7 +463,7 @@ __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
         asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     }
     const u32 first = rank * chunk_pages(item), end = min(first + chunk_pages(item), item_pages(item));
-    Pages<D, STAGES> pages(a, item, head, first, end, (u16*)work, barriers);
+    Pages<D, STAGES> pages(a, item, head, warp, first, end, (u16*)work, barriers);
     uint4 q[1][D / 32];
     const auto start = pages.begin(item.stored);
     let_next_start();
@@ -520,6 +523,92 @@ __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
 #endif
 }
 
+#if __CUDA_ARCH__ >= 900
+// As `attention_split`, for few items with many pages, of which `split` would put each chunk on one multiprocessor
+// while others have nothing to do: grid (2 CHUNKS, items, kv heads), each cluster an item at a head, two blocks a
+// chunk, of SPREAD_WARPS warps each. The warps' parts are sent as they are, so that sums keep their order.
+// Dynamic shared memory: 4 PAGE SPREAD_WARPS SPREAD_STAGES D bytes.
+template <int D>
+__device__ __forceinline__ void attention_spread(const AttentionArgs& a) {
+    extern __shared__ __align__(128) float work[];
+    constexpr u32 BLOCKS = CHUNKS * WARPS / SPREAD_WARPS, PARTS = CHUNKS * WARPS;
+    __shared__ u64 barriers[SPREAD_WARPS][SPREAD_STAGES * 2], arrived;
+    __shared__ float2 part_ml[PARTS * 8];
+    __shared__ float2 own_ml[SPREAD_WARPS * 8];
+    __shared__ float4 parts[PARTS * (2 * D / BLOCKS + 1)];  // [chunk][warp][places of this block]
+    const u32 index = blockIdx.y, head = blockIdx.z;
+    if (index >= a.header->items) {
+        if (index == 0) wait_for_previous();  // some block must
+        return;
+    }
+    const Item item = a.items[index];
+    const u32 rank = cluster_rank(), count = chunks(item), columns = item.rows * a.group, slot = threadIdx.x / WARP;
+    const u32 blocks = count * (WARPS / SPREAD_WARPS);
+    if (rank >= blocks) return;
+    const u32 chunk = rank * SPREAD_WARPS / WARPS, warp = rank * SPREAD_WARPS % WARPS + slot;
+    const u32 quads = columns * (D / 4), own = (quads + blocks - 1) / blocks;
+    const u32 mine = min(own, quads - min(quads, rank * own));
+    const u32 arrival = (u32)__cvta_generic_to_shared(&arrived);
+    if (threadIdx.x == 0) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(arrival) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrival), "r"(count * WARPS * (mine * 16 + columns * 8)) : "memory");
+    }
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    const u32 first = chunk * chunk_pages(item), end = min(first + chunk_pages(item), item_pages(item));
+    Pages<D, SPREAD_STAGES> pages(a, item, head, warp, first, end, (u16*)work, barriers);
+    uint4 q[1][D / 32];
+    const auto start = pages.begin(item.stored);
+    let_next_start();
+    wait_for_previous();
+    pages.begin_rest(start);
+    load_queries<D, 1>(a, item, head, q);
+    Partial<D, 1> r;
+    attend(a, item, q, pages, first, end, r);
+
+    // The warp has taken all its pages: its ring is free.
+    float* tile = work + slot * SPREAD_STAGES * PAGE * D;
+    put_tile<D, 1>(r, 0, columns, tile, own_ml + slot * 8);
+    __syncwarp();
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // all barriers are there
+    const u32 lane = threadIdx.x % WARP, part = chunk * WARPS + warp;
+    for (u32 i = lane; i < quads; i += WARP) {
+        const float4 out = *(const float4*)(tile + i / (D / 4) * (D + 4) + i % (D / 4) * 4);
+        const u32 to = i / own;
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(place_in_block(parts + part * own + i % own, to)),
+                     "f"(out.x), "f"(out.y), "f"(out.z), "f"(out.w), "r"(place_in_block(&arrived, to))
+                     : "memory");
+    }
+    for (u32 i = lane; i < blocks * 8; i += WARP) {
+        const u32 c = i % 8, to = i / 8;
+        if (c >= columns) continue;
+        const float2 ml = own_ml[slot * 8 + c];
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(place_in_block(part_ml + part * 8 + c, to)),
+                     "f"(ml.x), "f"(ml.y), "r"(place_in_block(&arrived, to))
+                     : "memory");
+    }
+    if (threadIdx.x >= max(mine, (u32)WARP)) return;  // the first warp stays until all has arrived
+    asm volatile(
+        "{\n\t.reg .pred done;\n\tagain:\n\t"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n\t@!done bra again;\n\t}" ::"r"(arrival)
+        : "memory");
+    for (u32 i = threadIdx.x; i < mine; i += SPREAD_WARPS * WARP) {
+        const u32 at = rank * own + i, c = at / (D / 4), d = at % (D / 4) * 4;
+        float2 had = merge_warps(part_ml, c);
+        float4 out = merge_warps((const float*)(parts + i), own * 4, part_ml, c, had.x);
+#pragma unroll
+        for (u32 k = 1; k < CHUNKS; k++) {
+            if (k >= count) break;
+            const float2* ml = part_ml + k * WARPS * 8;
+            const float2 part = merge_warps(ml, c);
+            merge_chunk(had, out, part, merge_warps((const float*)(parts + k * WARPS * own + i), own * 4, ml, c, part.x));
+        }
+        write_out<D>(a, item, head, c, d, out, had.y);
+    }
+}
+#endif
+
 // For prompts, whose rows are enough blocks: grid (items, kv heads), each block all chunks of an item.
 // Dynamic shared memory: 832 D + 512 bytes; before sm_90, which has no rings, 320 D + 512.
 template <int D>
@@ -550,3 +639,14 @@ ATTENTION(32)
 ATTENTION(64)
 ATTENTION(96)
 ATTENTION(128)
+
+#if __CUDA_ARCH__ >= 900
+#define SPREAD(D)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(SPREAD_WARPS * WARP) attention_spread_##D(AttentionArgs a) { \
+        attention_spread<D>(a);                                                                              \
+    }
+SPREAD(32)
+SPREAD(64)
+SPREAD(96)
+SPREAD(128)
+#endif

@@ -58,28 +58,28 @@ __device__ __forceinline__ void store_matrices(u32 place, const uint4& v) {
 }
 
 // d += a b for a[64, 16] in the registers of a warpgroup, each warp 16 rows as in `mma`, and b[16, 8 n] in
-// shared memory; d[4 i ..] is what `mma` would have for the i-th 8 columns.
+// shared memory; d[4 i ..] is what `mma` would have for the i-th 8 columns. Unless `more`, d begins with 0.
 #define D8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define D16(i) D8(i), D8(i + 8)
-__device__ __forceinline__ void wgmma(float (&d)[32], const u32 (&a)[4], u64 b) {
+__device__ __forceinline__ void wgmma(float (&d)[32], const u32 (&a)[4], u64 b, u32 more) {
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %37, 0;\n\twgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+        "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n\t}"
         : D16(0), D16(16)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more));
 }
-__device__ __forceinline__ void wgmma(float (&d)[64], const u32 (&a)[4], u64 b) {
+__device__ __forceinline__ void wgmma(float (&d)[64], const u32 (&a)[4], u64 b, u32 more) {
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %69, 0;\n\twgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+        "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n\t}"
         : D16(0), D16(16), D16(32), D16(48)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more));
 }
 // STAGES of 64 inputs are ready or in work, RAW more of the rows alone on their way. The registers of a thread
 // that produces and of one that multiplies, weighted by their numbers, fit what the block starts with.
@@ -135,12 +135,14 @@ __device__ __forceinline__ void linear_wgmma(const LinearArgs& a) {
         // line beyond the inputs is zero.
         auto fetch_weights = [&](u32 stage, u32 line) {
             if (lane != 0) return;
-            const u32 bytes = line * 2 + 1 < tiles ? 2048 : 1024;
-            barrier_expect(full + stage, WGS * bytes);
+            // Half a line beyond the inputs repeats the half before: the rows are zero there.
+            const bool whole = line * 2 + 1 < tiles;
+            barrier_expect(full + stage, WGS * 2048);
 #pragma unroll
             for (int i = 0; i < WGS; i++) {
                 const u16* from = a.w + (u64)min(own_tile + i, last) * 16 * a.inputs + line * 1024;
-                copy_bulk(staged + stage * STAGE + (producer * WGS + i) * 2048, from, bytes, full + stage);
+                copy_bulk(staged + stage * STAGE + (producer * WGS + i) * 2048, from, whole ? 2048 : 1024, full + stage);
+                if (!whole) copy_bulk(staged + stage * STAGE + (producer * WGS + i) * 2048 + 1024, from, 1024, full + stage);
             }
         };
         u32 stage = 0, parity = 1, slice = first_slice, line = slice;
@@ -210,51 +212,56 @@ __device__ __forceinline__ void linear_wgmma(const LinearArgs& a) {
         wait_for_previous();
         let_next_start();
         if (E != RESIDUAL && a.squares != nullptr) {
-#pragma unroll 1
-            for (u32 r = warp; r < ROWS; r += WGS * 16) {
-                float own[4];
-                row_scales(a, first_row + r, WGS * 4, own);
+            constexpr int EACH = (ROWS + WGS * 4 - 1) / (WGS * 4);
+            float own[EACH];
+            row_scales(a, first_row + warp, WGS * 4, own);
 #pragma unroll
-                for (u32 i = 0; i < 4; i++)
-                    if (lane == 0 && r + i * WGS * 4 < ROWS) scales[r + i * WGS * 4] = own[i];
-            }
+            for (int i = 0; i < EACH; i++)
+                if (lane == 0 && warp + i * WGS * 4 < ROWS) scales[warp + i * WGS * 4] = own[i];
             asm volatile("bar.sync 1, %0;" ::"n"(WGS * WARPGROUP) : "memory");
         }
         float acc[ROWS / 2], total[ROWS / 2];
 #pragma unroll
-        for (int i = 0; i < ROWS / 2; i++) acc[i] = total[i] = 0.0f;
-        u32 stage = 0, parity = 0, slice = first_slice, line = slice;
+        for (int i = 0; i < ROWS / 2; i++) total[i] = -0.0f;  // -0 + x is x, for -0 as well
+        const u8* const own_w = staged + warp * 2048 + lane * 16;
+        // Descriptor: place, bytes from one core to the next along k and along the rows, all by 16. In a
+        // cluster a place has the block's rank above its 18 bits.
+        const u64 first_x = (u64)((shared_place(staged + STAGE_W) & 0x3ffff) / 16) | (u64)(CORES / 16) << 16 | (u64)(128 / 16) << 32;
+        u32 stage = 0, parity = 0, slice = first_slice, line = slice, more = 0;
+        if (SPLIT) {
+#pragma unroll
+            for (int i = 0; i < ROWS / 2; i++) acc[i] = 0.0f;  // stays so in a slice without inputs
+            more = 1;
+        }
+#pragma unroll 1
         for (u32 step = 0; step < steps; step++) {
             barrier_wait(full + stage, parity);
-            const u8* w = staged + stage * STAGE + warp * 2048 + lane * 16;
             u32 m[4][4];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                uint4 low = *(const uint4*)(w + half * 1024), high = *(const uint4*)(w + half * 1024 + 512);
-                if (half == 1 && line * 2 + 1 >= tiles) low = high = make_uint4(0, 0, 0, 0);
+                const uint4 low = *(const uint4*)(own_w + stage * STAGE + half * 1024), high = *(const uint4*)(own_w + stage * STAGE + half * 1024 + 512);
                 u32(&first)[4] = m[half * 2], (&second)[4] = m[half * 2 + 1];
                 first[0] = low.x, first[1] = high.x, first[2] = low.y, first[3] = high.y;
                 second[0] = low.z, second[1] = high.z, second[2] = low.w, second[3] = high.w;
             }
-            // Descriptor: place, bytes from one core to the next along k and along the rows, all by 16. In a
-            // cluster a place has the block's rank above its 18 bits.
-            const u32 cores = shared_place(staged + stage * STAGE + STAGE_W) & 0x3ffff;
-            const u64 x = (u64)(cores / 16) | (u64)(CORES / 16) << 16 | (u64)(128 / 16) << 32;
+            const u64 x = first_x + stage * (STAGE / 16);
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-            for (int k = 0; k < 4; k++) wgmma(acc, m[k], x + k * (2 * CORES / 16));
+            for (int k = 0; k < 4; k++) wgmma(acc, m[k], x + k * (2 * CORES / 16), k > 0 ? 1 : more);
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
             barrier_arrive(empty + stage);
             line += SLICES;
+            more = 1;
             if (line >= lines) {
-                // The first slice is taken as it is: 0 + -0 would lose the sign. The second of two stays as it is.
+                // The second of two slices stays as it is.
                 if (!SPLIT || slice == first_slice) {
 #pragma unroll
                     for (int i = 0; i < ROWS / 2; i++) {
-                        total[i] = slice == first_slice ? acc[i] : total[i] + acc[i];
-                        acc[i] = 0.0f;
+                        total[i] += acc[i];
+                        if (SPLIT) acc[i] = 0.0f;
                     }
+                    more = SPLIT;
                 }
                 line = ++slice;
             }
@@ -305,13 +312,13 @@ __device__ __forceinline__ void linear_wgmma(const LinearArgs& a) {
 // 4 WGS), of split blocks (the blocks of a cluster, tiles), 128 (WGS + 1) threads, shared memory of STAGES times
 // (8192 WGS + 128 ROWS) and RAW times 128 ROWS bytes:
 //         outputs  rows  threads  shared  blocks a multiprocessor
-// large       192   128      512  212992  1
+// large       192   128      512  196608  1
 // mid         128   128      384  196608  1; faster where there are nearly as many as multiprocessors
 // small       128    64      384  106496  2; faster where both are too few for the chip
 // split       128    64      384  106496  2, in clusters of 4; for up to 64 rows, where small ones are too few
 #define BLOCK(THREADS, EACH, NAME) extern "C" __global__ void __launch_bounds__(THREADS, EACH) NAME(LinearArgs a)
 #define WGMMA(NAME, E, SLICES)                                                                                        \
-    BLOCK(512, 1, wgmma_##NAME##_##SLICES) { linear_wgmma<3, 128, 4, 3, 56, 152, SLICES, 1, E>(a); }                  \
+    BLOCK(512, 1, wgmma_##NAME##_##SLICES) { linear_wgmma<3, 128, 4, 2, 56, 152, SLICES, 1, E>(a); }                  \
     BLOCK(384, 1, wgmma_mid_##NAME##_##SLICES) { linear_wgmma<2, 128, 4, 4, 56, 224, SLICES, 1, E>(a); }              \
     BLOCK(384, 2, wgmma_small_##NAME##_##SLICES) { linear_wgmma<2, 64, 3, 4, 48, 96, SLICES, 1, E>(a); }
 #define WGMMA_SPLIT(NAME, E) BLOCK(384, 2, wgmma_split_##NAME##_8) { linear_wgmma<2, 64, 3, 4, 48, 96, 8, 4, E>(a); }

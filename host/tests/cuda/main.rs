@@ -11,6 +11,7 @@ mod device;
 mod exact;
 mod nets;
 mod sampling;
+mod shapes;
 #[allow(dead_code)] // What only the CPU's goldens use.
 #[path = "../goldens/support.rs"]
 mod support;

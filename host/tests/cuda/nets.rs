@@ -1,6 +1,6 @@
 //! Router networks on the device against the CPU's: the demo's, every form of R2R, and one that looks back.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use tempfile::TempDir;
@@ -12,7 +12,7 @@ use tokenrouter::runner::{ModelInfo, PageId, RowBatch, Rows, Runner, SignalReque
 use tokenrouter_plugin_api::net::{Net as Description, WeightsInfo};
 use tokenrouter_plugin_api::{Context, ModelDescription, Policy, Requirements, Services, random};
 
-use crate::device::{BF16, Draws, F32, Poisoned, assert_same, gpu, observe};
+use crate::device::{BF16, Draws, F32, Poisoned, assert_same, gpu, observe, some};
 use crate::sampling::assert_near;
 use crate::support::{Sequence, demo, load, root};
 
@@ -82,7 +82,8 @@ fn assert_scores(what: &str, cuda: &mut Poisoned, cpu: &mut CpuRunner, id: NetId
     let listed = SamplingParams { top_k: 10, ..hot.clone() };
     let penalised = SamplingParams { repetition_penalty: 1.3, frequency_penalty: 0.2, ..hot.clone() };
     // Steps of few rows and of many; with rows that the host draws and without.
-    for (length, sampled, host) in [(9, 2, false), (9, 9, true), (1, 1, false), (40, 1, true), (90, 15, false)] {
+    let cases = [(9, 2, false), (90, 15, false), (9, 9, true), (1, 1, false), (40, 1, true)];
+    for (length, sampled, host) in some(&cases, 2).iter().copied() {
         let tokens: Vec<Vec<TokenId>> = (0..5).map(|_| draws.tokens(length, vocabulary)).collect();
         let last = if host { &penalised } else { &listed };
         let ways: [(&SamplingParams, &[TokenId], &[NetId]); 5] = [
@@ -158,7 +159,7 @@ fn scores_do_not_depend_on_company_or_pieces() {
     if !gpu() {
         return;
     }
-    for how in [BF16, F32] {
+    for how in some(&[BF16, F32], 1).iter().copied() {
         let mut cuda = Poisoned::load(&demo("small"), how);
         let info = cuda.info().clone();
         let ids: Vec<NetId> =
@@ -167,7 +168,7 @@ fn scores_do_not_depend_on_company_or_pieces() {
         let tokens = draws.tokens(170, info.vocab_size);
         let mut sequence = Sequence::new(&tokens, tokens.len(), 0, 1);
         let whole = observe(&mut cuda, vec![Rows { nets: &ids, ..sequence.rows(170, 40) }]);
-        for step in [1, 20, 66] {
+        for step in some(&[66, 20, 1], 1).iter().copied() {
             sequence.done = 0;
             let mut seen = Vec::new();
             while sequence.done < 170 {
@@ -240,8 +241,11 @@ fn all_forms_of_r2r() {
     let (mut cuda, mut cpu) = (Poisoned::load(model.path(), F32), load(model.path(), F32.pages));
     let directory = Path::new("tests/fixtures/goldens/router-forms");
     let files = std::fs::read_dir(root().join(directory)).unwrap().map(|entry| entry.unwrap().path());
+    let is_form = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "pt");
+    let mut files: Vec<PathBuf> = files.filter(is_form).collect();
+    files.sort();
     let (mut computed, mut refused) = (Vec::new(), Vec::new());
-    for file in files.filter(|path| path.extension().is_some_and(|extension| extension == "pt")) {
+    for file in some(&files, 6) {
         let form = file.file_stem().unwrap().to_str().unwrap().to_owned();
         let strategy = if form.starts_with("multi") { "neural_multi_input" } else { "neural" };
         let settings = json!({"strategy": strategy, "router": directory.join(format!("{form}.pt"))}).to_string();
@@ -264,7 +268,9 @@ fn all_forms_of_r2r() {
             }
         }
     }
-    assert_eq!((computed.len(), refused), (13, vec!["multi-logits".to_owned()]), "{computed:?}");
+    if files.len() == some(&files, 6).len() {
+        assert_eq!((computed.len(), refused), (13, vec!["multi-logits".to_owned()]), "{computed:?}");
+    }
 }
 
 #[test]

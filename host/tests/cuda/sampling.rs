@@ -8,7 +8,7 @@ use tokenrouter::runner::sampler::NO_TOKEN;
 use tokenrouter::runner::{PageId, RowBatch, RowOutputs, Rows, Runner, SignalRequest};
 use tokenrouter_plugin_api::SignalSet;
 
-use crate::device::{Draws, F32, Poisoned, gpu, written};
+use crate::device::{Draws, F32, Poisoned, gpu, some, written};
 use crate::support::{DEFER, Sequence, demo, load, tiny};
 
 const SEEDS: u64 = 40;
@@ -154,7 +154,7 @@ fn draws_are_the_hosts() {
     if !gpu() {
         return;
     }
-    for model in ["small", "small-collm"] {
+    for model in some(&["small", "small-collm"], 1).iter().copied() {
         let Both { mut cuda, mut cpu } = Both::load(&demo(model));
         let vocabulary = cpu.info().vocab_size;
         let prepared = prepare(&mut [&mut cuda, &mut cpu], vocabulary);
@@ -164,7 +164,8 @@ fn draws_are_the_hosts() {
         // Of each case: draws that differ, and the tokens drawn.
         let mut differ = vec![0; count];
         let mut drawn = vec![BTreeSet::new(); count];
-        for prepared in &prepared {
+        let prepared = some(&prepared, 1);
+        for prepared in prepared {
             let best = SignalRequest { top_k: 8, ..SignalRequest::default() };
             let greedy = SamplingParams::greedy();
             let batch = RowBatch { sequences: vec![prepared.rows(&greedy, &[])], signals: best, hidden: false };
@@ -198,10 +199,10 @@ fn draws_are_the_hosts() {
             }
         }
         for (index, case) in cases(&[0; 8]).iter().enumerate() {
-            let draws = SEEDS as usize * CONTEXTS;
+            let draws = SEEDS as usize * prepared.len();
             assert!(differ[index] * 100 <= draws, "{model}, {}: {} of {draws} differ", case.name, differ[index]);
             let fixed = case.params.temperature < 1.0 || case.params.top_k == 1;
-            assert!(fixed || drawn[index].len() > CONTEXTS, "{model}, {}: only {:?}", case.name, drawn[index]);
+            assert!(fixed || drawn[index].len() > prepared.len(), "{model}, {}: only {:?}", case.name, drawn[index]);
         }
     }
 }
@@ -213,11 +214,11 @@ fn ways_to_draw_do_not_disturb_each_other() {
     }
     let Both { mut cuda, mut cpu } = Both::load(&demo("small"));
     let signals = SignalRequest { scalars: SignalSet::ALL, top_k: 12, token_logits: vec![5, 3] };
-    for prepared in prepare(&mut [&mut cuda, &mut cpu], 2048) {
+    for prepared in some(&prepare(&mut [&mut cuda, &mut cpu], 2048), 1) {
         let cases = cases(&[40, 900, 7, 333, 1201, 5, 1777, 64]);
-        let together = draw(&mut cuda, &prepared, &cases, &signals);
+        let together = draw(&mut cuda, prepared, &cases, &signals);
         for (case, samples) in cases.iter().zip(together.samples.chunks(SEEDS as usize)) {
-            let alone = draw(&mut cuda, &prepared, std::slice::from_ref(case), &signals);
+            let alone = draw(&mut cuda, prepared, std::slice::from_ref(case), &signals);
             assert_eq!(alone.samples, samples, "{}", case.name);
         }
     }

@@ -10,7 +10,7 @@ pub use bandwidth::Bandwidth;
 pub(crate) use super::forward::Kernel;
 use super::forward::Size;
 use super::memory::qkv_width;
-use super::{BUCKETS, CudaRunner, Dtype, page_bytes, step, weight_bytes};
+use super::{CudaRunner, Dtype, GRAPHS, page_bytes, step, weight_bytes};
 use crate::runner::RowBatch;
 use crate::runner::model_config::ModelConfig;
 
@@ -49,7 +49,7 @@ impl CudaRunner {
             let layout = self.layout(rows);
             let prompt = rows > MAX_STREAMED_ROWS as usize;
             let step = step::fill(batch, &parts, layout, prompt, self.fixed, &mut self.upload)?;
-            let size = if prompt { Size::of_prompt(&step) } else { size_of_graph(rows) };
+            let size = if prompt { Size::of_prompt(&step) } else { GRAPHS[Size::graph(&step, self.spreads)] };
             sum += self.replay_step(&step, size, what, replays).map_err(|error| error.to_string())?;
         }
         Ok(sum)
@@ -83,11 +83,6 @@ impl CudaRunner {
             time(&self.device, stream, replays, || graph.launch(stream))
         }
     }
-}
-
-fn size_of_graph(rows: usize) -> Size {
-    let rows = BUCKETS.into_iter().find(|bucket| rows <= *bucket).unwrap_or(MAX_STREAMED_ROWS as usize) as u32;
-    Size { rows, slots: rows, items: rows }
 }
 
 /// Median milliseconds of `replays` times `work`, which are enqueued behind each other so that the device

@@ -18,7 +18,7 @@ mod step;
 use std::path::Path;
 
 pub use tokenrouter_kernels::gpu::Partition;
-use tokenrouter_kernels::gpu::ops::{Kernels, MAX_STREAMED_ROWS, Matrix, SAMPLE_WORDS};
+use tokenrouter_kernels::gpu::ops::{Kernels, MAX_STREAMED_ROWS, Matrix, SAMPLE_WORDS, SPREAD_ITEMS};
 use tokenrouter_kernels::gpu::{Arena, Device, DevicePtr, GpuError, Graph, Pinned, Priority, Stream, kernel_cache};
 
 use super::model_config::{LoadError, ModelConfig};
@@ -130,8 +130,13 @@ pub struct LoadOptions<'a> {
     pub progress: Option<Progress<'a>>,
 }
 
-/// Rows of the graphs: a step is computed by the smallest that holds it.
-const BUCKETS: [usize; 4] = [8, 16, 32, MAX_STREAMED_ROWS as usize];
+/// Sizes of the graphs: a step is computed by the first of its kind that holds it.
+const GRAPHS: [Size; 5] = [graph(8), graph(16), graph(32), graph(MAX_STREAMED_ROWS), SPREAD];
+const SPREAD: Size = Size { items: SPREAD_ITEMS, spread: true, ..graph(8) };
+
+const fn graph(rows: u32) -> Size {
+    Size { rows, slots: rows, items: rows, spread: false }
+}
 
 /// A model on a CUDA device.
 pub struct CudaRunner {
@@ -147,8 +152,10 @@ pub struct CudaRunner {
     hidden_pages: Option<(DevicePtr, Arena)>,
     sampler: Sampler,
     nets: Vec<CudaNet>,
-    /// By [`BUCKETS`]; captured when first needed.
-    graphs: [Option<Graph>; BUCKETS.len()],
+    /// Whether steps may be computed by [`SPREAD`].
+    spreads: bool,
+    /// By [`GRAPHS`]; captured when first needed.
+    graphs: [Option<Graph>; GRAPHS.len()],
     /// By net and by layout (small steps, prompts).
     net_graphs: Vec<[Option<Graph>; 2]>,
     upload: Pinned<u32>,
@@ -249,7 +256,8 @@ impl CudaRunner {
             kv,
             hidden_pages: None,
             nets: Vec::new(),
-            graphs: [const { None }; BUCKETS.len()],
+            spreads: dtype == Dtype::Bf16 && kernels.spreads(config.hidden as u32),
+            graphs: [const { None }; GRAPHS.len()],
             net_graphs: Vec::new(),
             kernels,
             stream,
@@ -285,19 +293,18 @@ impl CudaRunner {
         UploadLayout { rows: if rows <= small { small } else { self.capacity } }
     }
 
-    /// Capture the steps of all buckets, the largest first.
+    /// Capture all graphs, the largest first.
     fn capture_all(&mut self) -> Result<(), GpuError> {
-        for index in (0..BUCKETS.len()).rev() {
-            self.graphs[index] = Some(self.capture(BUCKETS[index])?);
+        for index in (0..GRAPHS.len()).rev().filter(|index| self.spreads || !GRAPHS[*index].spread) {
+            self.graphs[index] = Some(self.capture(GRAPHS[index])?);
         }
         Ok(())
     }
 
-    fn capture(&self, rows: usize) -> Result<Graph, GpuError> {
-        let forward = self.parts(self.layout(rows));
-        let rows = rows as u32;
+    fn capture(&self, size: Size) -> Result<Graph, GpuError> {
+        let forward = self.parts(self.layout(size.rows as usize));
         // SAFETY: the addresses live as long as the runner, which owns the graph.
-        let graph = self.stream.capture(|| unsafe { forward.enqueue(Size { rows, slots: rows, items: rows }) })?;
+        let graph = self.stream.capture(|| unsafe { forward.enqueue(size) })?;
         graph.upload(&self.stream)?;
         Ok(graph)
     }
@@ -320,11 +327,11 @@ impl CudaRunner {
         unsafe {
             self.stream.upload_async(self.buffers.upload, &self.upload, step.words * 4).map_err(text)?;
             if small {
-                let bucket = BUCKETS.iter().position(|bucket| rows <= *bucket).unwrap_or(BUCKETS.len() - 1);
-                if self.graphs[bucket].is_none() {
-                    self.graphs[bucket] = Some(self.capture(BUCKETS[bucket]).map_err(text)?);
+                let index = Size::graph(&step, self.spreads);
+                if self.graphs[index].is_none() {
+                    self.graphs[index] = Some(self.capture(GRAPHS[index]).map_err(text)?);
                 }
-                if let Some(graph) = &self.graphs[bucket] {
+                if let Some(graph) = &self.graphs[index] {
                     graph.launch(&self.stream).map_err(text)?;
                 }
             } else {
@@ -447,7 +454,7 @@ impl Runner for CudaRunner {
             unsafe { self.stream.fill_u8_async(at, 0, bytes) }.map_err(text)?;
             self.hidden_pages = Some((at, arena));
             // Steps now keep hidden states.
-            self.graphs = [const { None }; BUCKETS.len()];
+            self.graphs = [const { None }; GRAPHS.len()];
         }
         self.fixed.net_list = self.fixed.net_list.max(net.list);
         self.nets.push(net);
@@ -461,7 +468,7 @@ impl Runner for CudaRunner {
         self.fixed.net_list = 0;
         if self.hidden_pages.take().is_some() {
             // Steps keep hidden states no more.
-            self.graphs = [const { None }; BUCKETS.len()];
+            self.graphs = [const { None }; GRAPHS.len()];
         }
     }
 

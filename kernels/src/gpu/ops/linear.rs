@@ -137,7 +137,7 @@ struct Block {
     shared: u32,
 }
 const WGMMA: [(&str, Block); 3] = [
-    ("", Block { tiles: 12, rows: 128, threads: 512, shared: 212_992 }),
+    ("", Block { tiles: 12, rows: 128, threads: 512, shared: 196_608 }),
     ("mid_", Block { tiles: 8, rows: 128, threads: 384, shared: 196_608 }),
     ("small_", Block { tiles: 8, rows: 64, threads: 384, shared: 106_496 }),
 ];
