@@ -85,7 +85,7 @@ impl SubServer {
         replica.came_from = from;
         replica.budget = message.budget;
         replica.sent = None;
-        replica.letter = Some(message);
+        replica.spent = Some(message);
         self.owned.insert(id);
         match acceptance {
             Ok(Acceptance::Accept(count)) => {

@@ -240,7 +240,7 @@ impl SubServer {
 
     /// Fail every request that this model owns; the others' owners do the same.
     pub fn fail_all(&mut self, error: &RequestError) {
-        for id in self.owned.to_vec() {
+        while let Some(&id) = self.owned.first() {
             self.fail(id, error.clone());
         }
     }

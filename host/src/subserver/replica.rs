@@ -63,8 +63,8 @@ pub struct Replica {
     pub came_from: Option<ModelIndex>,
     pub budget: Option<u32>,
     pub sent: Option<Sent>,
-    /// The letter that brought the request here: the next one is written on it.
-    pub letter: Option<Box<PeerReq>>,
+    /// The message that brought the request here: the next one takes its place in memory.
+    pub spent: Option<Box<PeerReq>>,
 }
 
 impl Replica {
@@ -89,7 +89,7 @@ impl Replica {
             came_from: None,
             budget: None,
             sent: None,
-            letter: None,
+            spent: None,
         }
     }
 
@@ -196,12 +196,11 @@ impl Replica {
 
     /// The hand-off `sent` for a destination that holds the first `base` tokens.
     pub fn message(&mut self, from: ModelId, sent: &Sent, base: usize, with_spec: bool) -> Box<PeerReq> {
-        let letter = self.letter.take();
-        let (mut tokens, mut anchors) = (Vec::new(), Vec::new());
-        let letter = letter.map(|mut letter| {
-            (tokens, anchors) = (std::mem::take(&mut letter.tokens), std::mem::take(&mut letter.anchors));
-            letter
-        });
+        let mut spent = self.spent.take();
+        let (mut tokens, mut anchors) = match &mut spent {
+            Some(spent) => (std::mem::take(&mut spent.tokens), std::mem::take(&mut spent.anchors)),
+            None => (Vec::new(), Vec::new()),
+        };
         tokens.clear();
         tokens.extend_from_slice(&self.tokens[base.min(self.committed)..self.committed]);
         anchors.clone_from(&self.anchors);
@@ -221,10 +220,10 @@ impl Replica {
             idle_handoffs: self.idle_handoffs,
             spec: with_spec.then(|| self.spec.clone()),
         };
-        match letter {
-            Some(mut letter) => {
-                *letter = message;
-                letter
+        match spent {
+            Some(mut spent) => {
+                *spent = message;
+                spent
             }
             None => Box::new(message),
         }
