@@ -4,6 +4,7 @@ mod at_model;
 mod checked;
 mod deliver;
 mod routes;
+mod tuning;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,13 +21,15 @@ pub use routes::check_route;
 use routes::{LoadedNets, attach, describe};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use crate::online::{self, Pace, Paces};
 use crate::policy::PolicyFactory;
-use crate::request::{Event, ModelDown, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, TokenId};
+use crate::request::{
+    Event, ModelDown, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, TokenId, Told,
+};
 use crate::runner::{ModelInfo, Runner};
-use crate::subserver::coordinator::{Coordinator, LadderError, Ladders, Waiting};
+use crate::subserver::coordinator::{Coordinator, Waiting};
 use crate::subserver::gate::Schedule;
 use crate::subserver::observe::Observer;
-use crate::subserver::observed::Observed;
 use crate::subserver::pacer::Pacer;
 use crate::subserver::worker::{self, Board, Snapshot};
 use crate::subserver::{Attachment, Limits, Message, SubServer, pages_for};
@@ -114,6 +117,8 @@ pub enum StartError {
     Thread { model: String, message: String },
     #[error("the thread that delivers events could not be started: {message}")]
     Delivery { message: String },
+    #[error("batching.mode = \"online\": the tuner could not be started: {message}; set \"fixed\" to go without")]
+    Tuner { message: String },
 }
 
 /// Why a request was not accepted.
@@ -155,11 +160,14 @@ struct Shared {
     down: Vec<OnceLock<ModelDown>>,
     stopping: AtomicBool,
     observer: Option<Arc<dyn Observer>>,
+    /// Where the paces of requests are entered, if somebody wants to know.
+    paces: OnceLock<Paces>,
 }
 
 struct Live {
     route: RouteId,
-    events: UnboundedSender<Event>,
+    events: UnboundedSender<Told>,
+    pace: Pace,
 }
 
 impl Shared {
@@ -225,16 +233,19 @@ impl Shared {
         }
     }
 
-    fn event(&self, id: RequestId, event: Event) {
-        self.observe(|observer| observer.event(id, &event));
-        let last = !matches!(event, Event::PromptCached { .. } | Event::Committed { .. });
+    fn tell(&self, id: RequestId, told: Told) {
+        self.observe(|observer| observer.event(id, &told.event));
+        let last = !matches!(told.event, Event::PromptCached { .. } | Event::Committed { .. });
         // A receiver that is gone cancels by itself, so a failed send needs no care.
         if !last {
-            if let Some(live) = self.live().get(&id) {
-                let _ = live.events.send(event);
+            if let Some(live) = self.live().get_mut(&id) {
+                if let (Some(paces), Event::Committed { tokens, .. }) = (self.paces.get(), &told.event) {
+                    live.pace.tokens(tokens.len() as u64, told.at, paces);
+                }
+                let _ = live.events.send(told);
             }
         } else if let Some(live) = self.remove(id) {
-            let _ = live.events.send(event);
+            let _ = live.events.send(told);
         }
     }
 
@@ -244,7 +255,7 @@ impl Shared {
             let event = Event::Failed(error);
             self.observe(|observer| observer.event(id, &event));
             // A receiver that is gone needs no word.
-            let _ = live.events.send(event);
+            let _ = live.events.send(Told::now(event));
             self.bury(id, live.route);
         }
     }
@@ -266,6 +277,7 @@ pub struct Engine {
     threads: Vec<JoinHandle<Option<Box<dyn Runner>>>>,
     /// Ends with the last model's thread.
     delivery: Option<JoinHandle<()>>,
+    tuner: Option<online::Thread>,
     next_id: AtomicU64,
 }
 
@@ -330,6 +342,7 @@ impl Engine {
             live: Mutex::default(),
             stopping: AtomicBool::new(false),
             observer,
+            paces: OnceLock::new(),
         });
         let zero = Instant::now();
         let boards: Vec<Arc<Board>> = models.iter().map(|_| Arc::default()).collect();
@@ -340,6 +353,7 @@ impl Engine {
             boards,
             threads: Vec::new(),
             delivery: Some(delivery),
+            tuner: None,
             next_id: AtomicU64::new(1),
         };
         // Dropped before the engine, which waits for the end of the delivery.
@@ -402,23 +416,6 @@ impl Engine {
     /// State of a model, as of its last step.
     pub fn snapshot(&self, model: ModelId) -> Snapshot {
         self.boards[model.index()].read()
-    }
-
-    /// What a model has done since the start, for choosing its ladder.
-    pub fn observed(&self, model: ModelId) -> Observed {
-        self.shared.coordinator.observed(model)
-    }
-
-    /// The ladders in force.
-    pub fn ladders(&self) -> Arc<Ladders> {
-        self.shared.coordinator.ladders().1
-    }
-
-    /// Put other ladders in force, one for each model.
-    pub fn set_ladders(&self, ladders: Ladders) -> Result<(), LadderError> {
-        self.shared.coordinator.replace(ladders)?;
-        self.shared.wake_all();
-        Ok(())
     }
 
     /// Take no more requests; those that run go on.
@@ -487,7 +484,7 @@ impl Engine {
         }
         {
             let mut live = self.shared.live();
-            live.insert(id, Live { route: new.route, events });
+            live.insert(id, Live { route: new.route, events, pace: Pace::new(Instant::now()) });
             self.shared.coordinator.set_live(live.len());
         }
         let route_id = new.route;
@@ -508,6 +505,7 @@ impl Engine {
 
     fn end(&mut self) -> Vec<Option<Box<dyn Runner>>> {
         self.stop_accepting();
+        self.tuner = None;
         self.shared.inboxes.iter().for_each(|inbox| drop(inbox.send(vec![Message::Shutdown])));
         // A panic has been reported by the hook and by `model_panicked`.
         let runners = self.threads.drain(..).map(|thread| thread.join().ok().flatten()).collect();
@@ -530,13 +528,13 @@ impl Drop for Engine {
 /// The events of one request, ending with [`Event::Finished`] or [`Event::Failed`].
 pub struct RequestStream {
     pub id: RequestId,
-    pub events: UnboundedReceiver<Event>,
+    pub events: UnboundedReceiver<Told>,
     shared: Option<Arc<Shared>>,
 }
 
 impl RequestStream {
     /// A stream with no engine behind it: for tests of those who read streams.
-    pub fn unconnected(id: RequestId, events: UnboundedReceiver<Event>) -> Self {
+    pub fn unconnected(id: RequestId, events: UnboundedReceiver<Told>) -> Self {
         Self { id, events, shared: None }
     }
 }

@@ -18,7 +18,7 @@
 #define TILES 4         // of 8 columns, in `whole`
 // Pages that a warp has under way. One is enough in `split`, where more blocks to a multiprocessor do better.
 #define SPLIT_STAGES 1
-#define SPREAD_STAGES 3
+#define SPREAD_STAGES 4
 #define WHOLE_STAGES 2
 // Warps of a block in `spread`, which puts few items with many pages on more multiprocessors.
 #define SPREAD_WARPS 2
@@ -82,7 +82,7 @@ struct Pages {
     u32 page, end;      // the next page to fetch, and where its chunk ends
     u32 last, chunk;    // pages to walk, and of a chunk
     u32 id;             // where `page` is in the pool
-    u32 warp;           // of the WARPS that a chunk's pages go round
+    u32 warp;
     bool leads;         // the lane that starts copies
     __device__ __forceinline__ const u16* keys_of(u32 id) const { return a.kv + ((u64)id * a.kv_heads + head) * (2 * HALF); }
     __device__ __forceinline__ u32 id_of(u32 page) const { return a.page_list[list + page]; }
@@ -122,15 +122,15 @@ struct Pages {
         }
     }
     // The pages from `first` to `to` of an item, chunk after chunk.
-    __device__ __forceinline__ Pages(const AttentionArgs& a, const Item& item, u32 head, u32 warp, u32 first, u32 to, u16* rings, u64 (*barriers)[STAGES * 2])
-        : a(a), list(item.pages), head(head), warp(warp) {
-        leads = threadIdx.x % WARP == 0;
+    __device__ __forceinline__ Pages(const AttentionArgs& a, const Item& item, u32 head, u32 first, u32 to, u16* rings, u64 (*barriers)[STAGES * 2])
+        : a(a), list(item.pages), head(head) {
+        warp = threadIdx.x / WARP, leads = threadIdx.x % WARP == 0;
         last = to, chunk = chunk_pages(item);
         page = first + warp, end = min(first + chunk, last);
 #if __CUDA_ARCH__ >= 900
-        ring = rings + threadIdx.x / WARP * STAGES * 2 * HALF;
+        ring = rings + warp * STAGES * 2 * HALF;
         place = (u32)__cvta_generic_to_shared(ring);
-        barrier = (u32)__cvta_generic_to_shared(barriers[threadIdx.x / WARP]);
+        barrier = (u32)__cvta_generic_to_shared(barriers[warp]);
         taken = 0;
         if (leads) {
             for (u32 i = 0; i < STAGES * 2; i++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier + i * 8) : "memory");
@@ -238,7 +238,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& a, const Item& item,
         for (int d = 0; d < D / 16; d++) r.acc[n][d][0] = r.acc[n][d][1] = r.acc[n][d][2] = r.acc[n][d][3] = 0.0f;
     }
 #pragma unroll 1
-    for (u32 page = first + pages.warp; page < end; page += WARPS) {
+    for (u32 page = first + threadIdx.x / WARP; page < end; page += WARPS) {
         float s[NT][4] = {};
         const u16* keys = pages.keys() + g * D + 8 * t;
 #pragma unroll
@@ -389,7 +389,7 @@ __device__ __forceinline__ void all_chunks(const AttentionArgs& a, const Item& i
                                            float* o, float2* ml) {
     __shared__ float2 work_ml[WARPS * 8];
     const u32 warp = threadIdx.x / WARP, columns = item.rows * a.group, count = chunks(item), step = chunk_pages(item);
-    Pages<D, STAGES> pages(a, item, head, warp, 0, item_pages(item), rings, barriers);
+    Pages<D, STAGES> pages(a, item, head, 0, item_pages(item), rings, barriers);
     pages.begin_rest(pages.begin(0));
     uint4 q[NT][D / 32];
     load_queries<D, NT>(a, item, head, q);
@@ -463,7 +463,7 @@ __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
         asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     }
     const u32 first = rank * chunk_pages(item), end = min(first + chunk_pages(item), item_pages(item));
-    Pages<D, STAGES> pages(a, item, head, warp, first, end, (u16*)work, barriers);
+    Pages<D, STAGES> pages(a, item, head, first, end, (u16*)work, barriers);
     uint4 q[1][D / 32];
     const auto start = pages.begin(item.stored);
     let_next_start();
@@ -524,6 +524,166 @@ __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
 }
 
 #if __CUDA_ARCH__ >= 900
+// A warp's pages of a chunk, copied to shared memory SPREAD_STAGES pages ahead, keys and values at once.
+template <int D>
+struct Ring {
+    static constexpr u32 SIZE = 2 * PAGE * D;
+    const u16* kv;       // of the head in page 0
+    u64 pitch;           // elements from page to page
+    const u32* list;     // places of the warp's pages, every WARPS-th
+    u32 first;           // the warp's first page
+    u32 count;
+    const u16* pages;    // [SPREAD_STAGES][SIZE]
+    u32 place, barrier;  // shared addresses of the pages and of the barriers
+    u32 id, later;       // of lane i: where its page i is, whether it waits for the kernel before
+    u32 next[2];         // of lane 0: where the next two pages to copy are
+
+    __device__ __forceinline__ Ring(const AttentionArgs& a, const Item& item, u32 head, u32 first, u32 end, u16* ring, u64* barriers) : first(first), pages(ring) {
+        kv = a.kv + (u64)head * SIZE, pitch = (u64)a.kv_heads * SIZE, list = a.page_list + item.pages + first;
+        count = end > first ? (end - first + WARPS - 1) / WARPS : 0;
+        place = (u32)__cvta_generic_to_shared(ring), barrier = (u32)__cvta_generic_to_shared(barriers);
+        if (threadIdx.x % WARP == 0) {
+            for (u32 i = 0; i < SPREAD_STAGES; i++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier + i * 8) : "memory");
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        }
+        __syncwarp();
+    }
+    __device__ __forceinline__ void copy(u32 n, u32 id) {
+        const u32 stage = n % SPREAD_STAGES;
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier + stage * 8), "r"(SIZE * 2) : "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(place + stage * SIZE * 2),
+                     "l"(kv + id * pitch), "r"(SIZE * 2), "r"(barrier + stage * 8)
+                     : "memory");
+    }
+    // As in `Pages`: what is full below position `stored` may be read ahead of the wait for the kernel before.
+    __device__ __forceinline__ void begin(u32 stored) {
+        const u32 lane = threadIdx.x % WARP;
+        id = later = next[0] = next[1] = 0;
+        if (lane < min(count, (u32)SPREAD_STAGES)) {
+            id = list[lane * WARPS];
+            later = (first + lane * WARPS + 1) * PAGE > stored;
+            if (!later) copy(lane, id);
+        }
+        if (lane == 0) look_ahead(SPREAD_STAGES);
+    }
+    __device__ __forceinline__ void begin_rest() {
+        if (later) copy(threadIdx.x % WARP, id);
+    }
+    __device__ __forceinline__ void look_ahead(u32 n) {
+        if (n < count) next[0] = list[n * WARPS];
+        if (n + 1 < count) next[1] = list[(n + 1) * WARPS];
+    }
+    __device__ __forceinline__ const u16* await(u32 n) {
+        asm volatile(
+            "{\n\t.reg .pred done;\n\tagain:\n\t"
+            "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@!done bra again;\n\t}" ::"r"(barrier + n % SPREAD_STAGES * 8),
+            "r"(n / SPREAD_STAGES & 1)
+            : "memory");
+        return pages + n % SPREAD_STAGES * SIZE;
+    }
+    // The warp has read pages n and n + 1.
+    __device__ __forceinline__ void read(u32 n) {
+        __syncwarp();
+        if (threadIdx.x % WARP != 0) return;
+        n += SPREAD_STAGES;
+        if (n < count) copy(n, next[0]);
+        if (n + 1 < count) copy(n + 1, next[1]);
+        look_ahead(n + 2);
+    }
+};
+
+// `attend`, two pages at a time, whose chains of instructions go side by side; the arithmetic is that of one
+// after the other.
+template <int D>
+__device__ __forceinline__ void attend_pairs(const AttentionArgs& a, const Item& item, const uint4 (&q)[D / 32], Ring<D>& ring, Partial<D, 1>& r) {
+    const u32 lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, columns = item.rows * a.group;
+    float(&m)[2] = r.m[0], (&l)[2] = r.l[0];
+    m[0] = m[1] = -INFINITY_F;
+    l[0] = l[1] = 0.0f;
+#pragma unroll
+    for (int d = 0; d < D / 16; d++) r.acc[0][d][0] = r.acc[0][d][1] = r.acc[0][d][2] = r.acc[0][d][3] = 0.0f;
+#pragma unroll 1
+    for (u32 n = 0; n < ring.count; n += 2) {
+        // Without a second page the first takes its place, and none of it counts.
+        const bool two = n + 1 < ring.count;
+        const u16* of[2] = {ring.await(n), ring.await(two ? n + 1 : n)};
+        float s[2][4] = {};
+#pragma unroll
+        for (int i = 0; i < D / 32; i++) {
+            uint4 low[2], high[2];
+#pragma unroll
+            for (int p = 0; p < 2; p++) {
+                const u16* keys = of[p] + g * D + 8 * t + 32 * i;
+                low[p] = *(const uint4*)keys, high[p] = *(const uint4*)(keys + 8 * D);
+            }
+#pragma unroll
+            for (int p = 0; p < 2; p++) mma(s[p], low[p].x, high[p].x, low[p].y, high[p].y, q[i].x, q[i].y);
+#pragma unroll
+            for (int p = 0; p < 2; p++) mma(s[p], low[p].z, high[p].z, low[p].w, high[p].w, q[i].z, q[i].w);
+        }
+        u32 seen[2];  // slots of the page that some row sees
+        float most[2][2];
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            const u32 start = (ring.first + (n + p) * WARPS) * PAGE;
+            seen[p] = p == 0 || two ? item.position + item.rows - start : 0;
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const u32 c = 2 * t + j, sees = p == 0 || two ? item.position + (c < columns ? c / a.group : 0) + 1 - start : 0;
+                if (g >= sees) s[p][j] = -INFINITY_F;
+                if (g + 8 >= sees) s[p][j + 2] = -INFINITY_F;
+                most[p][j] = fmaxf(s[p][j], s[p][j + 2]);
+            }
+        }
+#pragma unroll
+        for (int offset = 4; offset < WARP; offset *= 2)
+#pragma unroll
+            for (int p = 0; p < 2; p++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) most[p][j] = fmaxf(most[p][j], __shfl_xor_sync(FULL_MASK, most[p][j], offset));
+        float f[2][2];
+        bool grows = false;
+#pragma unroll
+        for (int p = 0; p < 2; p++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const float to = fmaxf(m[j], __fmul_rn(most[p][j], a.scale));
+                f[p][j] = exp2_fast(m[j] - to);
+                grows |= m[j] != to;
+                m[j] = to;
+                s[p][j] = exp2_fast(__fmaf_rn(s[p][j], a.scale, -to));
+                s[p][j + 2] = exp2_fast(__fmaf_rn(s[p][j + 2], a.scale, -to));
+                l[j] = __fmaf_rn(l[j], f[p][j], __fadd_rn(s[p][j], s[p][j + 2]));
+            }
+        grows = __any_sync(FULL_MASK, grows);  // else all factors are 1
+        u32 b[2][2], low[2], high[2];
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            b[p][0] = transpose8(to_bf16x2(s[p][0], s[p][1]));
+            b[p][1] = transpose8(to_bf16x2(s[p][2], s[p][3]));
+            low[p] = (2 * t < seen[p] ? 0xffffu : 0) | (2 * t + 1 < seen[p] ? 0xffff0000u : 0);
+            high[p] = (2 * t + 8 < seen[p] ? 0xffffu : 0) | (2 * t + 9 < seen[p] ? 0xffff0000u : 0);
+        }
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            if (grows) {
+#pragma unroll
+                for (int d = 0; d < D / 16; d++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++) r.acc[0][d][j] = __fmul_rn(r.acc[0][d][j], f[p][j % 2]);
+            }
+            const u16* values = of[p] + PAGE * D + lane * 8;
+#pragma unroll
+            for (int d = 0; d < D / 16; d++) {
+                const uint4 v = *(const uint4*)(values + d * 256);
+                mma(r.acc[0][d], v.x & low[p], v.y & low[p], v.z & high[p], v.w & high[p], b[p][0], b[p][1]);
+            }
+        }
+        ring.read(n);
+    }
+    __syncwarp();
+}
+
 // As `attention_split`, for few items with many pages, of which `split` would put each chunk on one multiprocessor
 // while others have nothing to do: grid (2 CHUNKS, items, kv heads), each cluster an item at a head, two blocks a
 // chunk, of SPREAD_WARPS warps each. The warps' parts are sent as they are, so that sums keep their order.
@@ -532,7 +692,7 @@ template <int D>
 __device__ __forceinline__ void attention_spread(const AttentionArgs& a) {
     extern __shared__ __align__(128) float work[];
     constexpr u32 BLOCKS = CHUNKS * WARPS / SPREAD_WARPS, PARTS = CHUNKS * WARPS;
-    __shared__ u64 barriers[SPREAD_WARPS][SPREAD_STAGES * 2], arrived;
+    __shared__ u64 barriers[SPREAD_WARPS][SPREAD_STAGES], arrived;
     __shared__ float2 part_ml[PARTS * 8];
     __shared__ float2 own_ml[SPREAD_WARPS * 8];
     __shared__ float4 parts[PARTS * (2 * D / BLOCKS + 1)];  // [chunk][warp][places of this block]
@@ -556,16 +716,16 @@ __device__ __forceinline__ void attention_spread(const AttentionArgs& a) {
     }
     __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    const u32 first = chunk * chunk_pages(item), end = min(first + chunk_pages(item), item_pages(item));
-    Pages<D, SPREAD_STAGES> pages(a, item, head, warp, first, end, (u16*)work, barriers);
-    uint4 q[1][D / 32];
-    const auto start = pages.begin(item.stored);
+    const u32 first = chunk * chunk_pages(item) + warp, end = min((chunk + 1) * chunk_pages(item), item_pages(item));
+    Ring<D> ring(a, item, head, first, end, (u16*)work + slot * SPREAD_STAGES * 2 * PAGE * D, barriers[slot]);
+    ring.begin(item.stored);
     let_next_start();
     wait_for_previous();
-    pages.begin_rest(start);
+    ring.begin_rest();
+    uint4 q[1][D / 32];
     load_queries<D, 1>(a, item, head, q);
     Partial<D, 1> r;
-    attend(a, item, q, pages, first, end, r);
+    attend_pairs(a, item, q[0], ring, r);
 
     // The warp has taken all its pages: its ring is free.
     float* tile = work + slot * SPREAD_STAGES * PAGE * D;

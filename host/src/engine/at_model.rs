@@ -1,12 +1,13 @@
 //! What a model's thread does to the world around it.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
 use super::Shared;
 use super::deliver::Events;
-use crate::request::{Event, ModelDown, ModelId, RouteId};
+use crate::request::{Event, ModelDown, ModelId, RouteId, Told};
 use crate::subserver::worker::Surroundings;
 use crate::subserver::{Effect, Message};
 
@@ -29,7 +30,7 @@ impl AtModel {
         shared.coordinator.bury(model).into_iter().for_each(|model| shared.post(model, Message::Wake));
         let uses = |route: RouteId| shared.routes[route.index()].models.iter().any(|&(m, _)| m == model);
         let hit = shared.live().iter().filter(|(_, l)| uses(l.route)).map(|(&id, l)| (id, l.route)).collect::<Vec<_>>();
-        let failed = hit.iter().map(|&(id, _)| (id, Event::Failed(down.clone().into()))).collect();
+        let failed = hit.iter().map(|&(id, _)| (id, Told::now(Event::Failed(down.clone().into())))).collect();
         // They are taken until every model's thread has ended.
         let _ = self.events.send(failed);
         hit.into_iter().for_each(|(id, route)| shared.bury(id, route));
@@ -37,7 +38,7 @@ impl AtModel {
 }
 
 impl Surroundings for AtModel {
-    fn carry_out(&self, effects: &mut dyn Iterator<Item = Effect>) {
+    fn carry_out(&self, effects: &mut dyn Iterator<Item = Effect>, at: Instant) {
         let mut events = Vec::new();
         let mut letters: Vec<Vec<Message>> = Vec::new();
         for effect in effects {
@@ -49,7 +50,7 @@ impl Surroundings for AtModel {
                     letters.resize_with(letters.len().max(to + 1), Vec::new);
                     letters[to].push(message);
                 }
-                Effect::Event(id, event) => events.push((id, event)),
+                Effect::Event(id, event) => events.push((id, Told { at, event })),
                 Effect::ModelDown(down) => self.shared.model_down(self.model, down),
                 Effect::PolicyFailed { route, message } => {
                     let route = self.shared.routes.get(route as usize).map_or("?", |r| &r.name);

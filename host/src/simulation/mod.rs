@@ -3,7 +3,7 @@
 //! again. One thread; the same seed gives the same history.
 
 mod agenda;
-mod chance;
+pub(crate) mod chance;
 mod hosts;
 mod ledgers;
 pub mod plan;
@@ -19,6 +19,7 @@ use hosts::{End, Hosts};
 pub use ledgers::{Client, Ending, Ledgers};
 use tokenrouter_plugin_api::random::uniform;
 
+use crate::online::Reading;
 use crate::request::{Event, ModelId, RequestId, RequestSpec};
 use crate::runner::simulated::Latency;
 use crate::subserver::coordinator::{Coordinator, LadderError, Ladders, Waiting};
@@ -182,6 +183,13 @@ impl<A: Audience> World<A> {
     /// How long the forwards of `model` took that have ended.
     pub fn busy(&self, model: ModelId) -> Duration {
         self.hosts.busy(model.index())
+    }
+
+    /// What a tuner reads; times are for the audience to tell.
+    pub fn reading(&self) -> Reading {
+        let observed = (0..self.places.len()).map(|model| self.coordinator.observed(ModelId(model as u32)));
+        let (live, most_live) = (self.coordinator.live(), self.coordinator.take_most_live());
+        Reading { observed: observed.collect(), live, most_live, ..Reading::default() }
     }
 
     /// A request arrives at `at`.
@@ -352,7 +360,7 @@ impl<A: Audience> World<A> {
         self.places[model].touched = true;
         self.carry_out(model, true);
         let place = &mut self.places[model];
-        place.pacer.finish(place.server.ready(), place.stepped, self.now);
+        place.pacer.finish(place.server.ready(), place.stepped, place.server.counted(), self.now);
         self.wake(model);
     }
 

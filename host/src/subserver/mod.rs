@@ -62,6 +62,9 @@ pub struct Counters {
     pub batched: u64,
     /// Of those, requests that were sampled.
     pub evaluated: u64,
+    /// Tokens committed here, and requests that ended well here.
+    pub committed: u64,
+    pub finished: u64,
     /// Of the rows, those of prompts, but for the last of each prompt.
     pub prompt_rows: u64,
     pub handoffs: u64,
@@ -168,6 +171,11 @@ impl SubServer {
 
     pub fn counters(&self) -> Counters {
         Counters { prefix_evicted: self.pool.evictions(), ..self.counters }
+    }
+
+    /// [`Self::counters`] but for the pages given up, which are behind a lock.
+    pub(crate) fn counted(&self) -> &Counters {
+        &self.counters
     }
 
     pub fn pool(&self) -> &PagePool {
@@ -323,6 +331,7 @@ impl SubServer {
 
     fn finish(&mut self, id: RequestId, reason: FinishReason) {
         let handoffs = self.replicas.get(&id).map_or(0, |r| r.handoffs);
+        self.counters.finished += 1;
         self.end(id, Status::Finished, Event::Finished { reason, handoffs });
     }
 
@@ -367,6 +376,7 @@ impl SubServer {
         replica.rewrite(replica.committed, commit.iter().map(|c| c.token), provisional);
         if !commit.is_empty() {
             replica.idle_handoffs = 0;
+            self.counters.committed += commit.len() as u64;
             self.effects.push(Effect::Event(id, Event::Committed { start, tokens: commit }));
         }
     }

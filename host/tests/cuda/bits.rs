@@ -313,6 +313,22 @@ fn bf16_is_near_the_cpu() {
     }
 }
 
+/// Steps whose kernels are launched one by one.
+#[test]
+fn without_graphs() {
+    if !gpu() {
+        return;
+    }
+    let observe_with = |graphs| {
+        let mut runner = random(HEADS[3], How { graphs, ..BF16 });
+        let ids = Draws::new(22).tokens(200, runner.info().vocab_size);
+        let mut sequence = Sequence::new(&ids, ids.len(), 2, 1);
+        sequence.sampling = sampling(4);
+        seen(&mut runner, &sequence, 136, &[130, 1, 40, 9, 20])
+    };
+    assert_same("without graphs", &observe_with(false), &observe_with(true));
+}
+
 #[test]
 fn parts_of_the_device() {
     if !gpu() {

@@ -124,6 +124,8 @@ pub struct LoadOptions<'a> {
     pub max_rows: u32,
     /// Computes on a part of the device's multiprocessors.
     pub partition: Option<Partition>,
+    /// Steps are replayed graphs. Without, each kernel is launched by itself: the same results, more slowly.
+    pub graphs: bool,
     /// Its steps go before those of models of normal priority on the same device.
     pub high_priority: bool,
     /// Told how far loading is.
@@ -152,6 +154,7 @@ pub struct CudaRunner {
     hidden_pages: Option<(DevicePtr, Arena)>,
     sampler: Sampler,
     nets: Vec<CudaNet>,
+    use_graphs: bool,
     /// Whether steps may be computed by [`SPREAD`].
     spreads: bool,
     /// By [`GRAPHS`]; captured when first needed.
@@ -198,7 +201,9 @@ impl CudaRunner {
             Source::Random { seed } => loader.random(&config, &runner.tensors, seed)?,
         }
         runner.stream.synchronize().map_err(failed)?;
-        runner.capture_all().map_err(failed)?;
+        if runner.use_graphs {
+            runner.capture_all().map_err(failed)?;
+        }
         Ok(runner)
     }
 
@@ -256,6 +261,7 @@ impl CudaRunner {
             kv,
             hidden_pages: None,
             nets: Vec::new(),
+            use_graphs: options.graphs,
             spreads: dtype == Dtype::Bf16 && kernels.spreads(config.hidden as u32),
             graphs: [const { None }; GRAPHS.len()],
             net_graphs: Vec::new(),
@@ -328,7 +334,9 @@ impl CudaRunner {
             self.stream.upload_async(self.buffers.upload, &self.upload, step.words * 4).map_err(text)?;
             if small {
                 let index = Size::graph(&step, self.spreads);
-                if self.graphs[index].is_none() {
+                if !self.use_graphs {
+                    self.parts(layout).enqueue(GRAPHS[index]).map_err(text)?;
+                } else if self.graphs[index].is_none() {
                     self.graphs[index] = Some(self.capture(GRAPHS[index]).map_err(text)?);
                 }
                 if let Some(graph) = &self.graphs[index] {
@@ -364,7 +372,10 @@ impl CudaRunner {
     fn launch_nets(&mut self, nets: &[NetId], prompt: bool) -> Result<(), GpuError> {
         for id in nets {
             let index = id.0 as usize;
-            if self.net_graphs[index][usize::from(prompt)].is_none() {
+            if !self.use_graphs {
+                // SAFETY: the addresses are of this runner.
+                unsafe { self.enqueue_net(index, prompt)? };
+            } else if self.net_graphs[index][usize::from(prompt)].is_none() {
                 self.net_graphs[index][usize::from(prompt)] = Some(self.capture_net(index, prompt)?);
             }
             if let Some(graph) = &self.net_graphs[index][usize::from(prompt)] {
@@ -376,6 +387,13 @@ impl CudaRunner {
     }
 
     fn capture_net(&self, index: usize, prompt: bool) -> Result<Graph, GpuError> {
+        // SAFETY: the addresses live as long as the runner, which owns the graph.
+        self.stream.capture(|| unsafe { self.enqueue_net(index, prompt) })
+    }
+
+    /// # Safety
+    /// As for [`Forward::enqueue`].
+    unsafe fn enqueue_net(&self, index: usize, prompt: bool) -> Result<(), GpuError> {
         let forward =
             self.parts(self.layout(if prompt { self.capacity.max(MAX_STREAMED_ROWS as usize + 1) } else { 1 }));
         let sampling = forward.sampling();
@@ -392,8 +410,8 @@ impl CudaRunner {
         let (net, column) = (&self.nets[index], self.score_column(index));
         let at = self.buffers.results.offset((results::SCORES_AT + column) * 4);
         let out = Matrix { at, pitch: SCORES as u32, width: net.width as u32 };
-        // SAFETY: the addresses live as long as the runner, which owns the graph.
-        self.stream.capture(|| unsafe { net.enqueue(&self.kernels, &self.stream, &inputs, out) })
+        // SAFETY: the caller's.
+        unsafe { net.enqueue(&self.kernels, &self.stream, &inputs, out) }
     }
 
     /// First column of a net's scores.

@@ -82,7 +82,7 @@ fn split_shared(dim: u32) -> u32 {
 }
 
 fn spread_shared(dim: u32) -> u32 {
-    3 * 128 * dim
+    4 * 128 * dim
 }
 
 fn whole_shared(dim: u32, clusters: bool) -> u32 {
