@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::at_model::MODEL_PANICKED;
 use super::*;
 use crate::request::FinishReason;
 use crate::request::SamplingParams;

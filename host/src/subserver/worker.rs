@@ -92,8 +92,8 @@ pub fn run(
         pacer.wakes().for_each(|model| surroundings.wake(model));
         let message = match gate {
             Gate::Open => {
-                pacer.start(server.ready(), server.counters(), now);
-                server.step();
+                pacer.start(server.ready(), now);
+                let stepped = server.step();
                 let end = zero.elapsed();
                 let mut effects = server.effects().inspect(|effect| {
                     if let Effect::Send(message) = effect
@@ -104,7 +104,7 @@ pub fn run(
                 });
                 surroundings.carry_out(&mut effects, zero + end);
                 drop(effects);
-                pacer.finish(server.ready(), server.counters(), end);
+                pacer.finish(server.ready(), stepped, server.counted(), end);
                 pacer.wakes().for_each(|model| surroundings.wake(model));
                 continue;
             }
