@@ -32,7 +32,7 @@ Examples:
   tokenrouter bench config/demo.toml --route rstitch --requests 1,4 --output-len 64
   tokenrouter simulate config/plans/r2r.toml --schedule delayed,eager
   tokenrouter tune --times 6.0,27.9 --handoff 0.35 --concurrency 1..16
-  tokenrouter plugin inspect target/release/librstitch.so
+  tokenrouter plugin new my-policy
 
 Any key of the configuration can be set by the environment: TOKENROUTER__SERVER__PORT=8000";
 
