@@ -57,7 +57,7 @@ fn check(arguments: &Check, file: &mut File) -> std::io::Result<()> {
     if arguments.from == 0 {
         let finding = match &loaded {
             Ok((_, what)) => Finding::ok(what),
-            Err(e) => Finding::failed(e, "See the message."),
+            Err(e) => Finding::failed(e, ""),
         };
         tell(file, &Line::Found(finding.of(LOAD)))?;
     }

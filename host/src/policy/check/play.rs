@@ -94,7 +94,7 @@ impl Request {
                 candidate: if agrees && draft != NO_TOKEN { draft } else { own },
                 draft,
                 last_model: self.last.map_or(NO_MODEL, |model| model as ModelIndex),
-                remaining: (MAX_TOKENS as u32).saturating_sub(position),
+                remaining: (MAX_TOKENS as u32).saturating_sub(position).max(1),
             }
         };
         (first..=self.tokens.len()).map(row).collect()
