@@ -1,8 +1,11 @@
 //! Policies as the sub-servers see them, wherever they come from.
 
+mod file;
 pub mod native;
 pub mod nets;
+pub mod plugin;
 mod settings;
+pub mod wasm;
 
 pub use settings::validate_settings;
 
