@@ -23,6 +23,9 @@ fn what_is_good() {
     bytes.extend([0, (1 + name.len() + MANIFEST.len()) as u8, name.len() as u8]);
     bytes.extend([name.as_bytes(), MANIFEST.as_bytes()].concat());
     assert!(1 + name.len() + MANIFEST.len() < 128 && create(&bytes).is_ok());
+    // Large enough to be compiled without optimisation.
+    let padded = format!("(@custom \"x\" \"{}\") {ROUTE}", "x".repeat(20_000));
+    assert!(create(&module(&padded)).is_ok());
     let simd = "(drop (f32x4.extract_lane 0 (f32x4.sqrt (v128.load (i32.const 0)))))";
     assert!(create(&doing(simd)).is_ok());
 }
