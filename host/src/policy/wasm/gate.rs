@@ -125,7 +125,7 @@ fn damaged(error: wasmparser::BinaryReaderError) -> GateError {
 }
 
 fn invalid(error: wasmparser::BinaryReaderError) -> GateError {
-    let feature = ["support is not enabled", "proposal not enabled", "must be enabled", "are disallowed"];
+    let feature = ["enabled", "are disallowed", "gc feature", "feature required"];
     match feature.iter().any(|words| error.message().contains(words)) {
         true => GateError::Feature(error.message().to_owned()),
         false => damaged(error),
