@@ -6,6 +6,8 @@ use thiserror::Error;
 
 /// Rows of the routing matrix may miss 1 by rounding of their inputs; they are scaled to it.
 const ROW_SUM: f64 = 1e-6;
+/// Of the longest step to the shortest. Beyond it the grain of the shortest is lost in the longest.
+const RATIO: f64 = 1e5;
 
 /// An input that describes nothing that could run. One line: field, value, what would do.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -18,6 +20,11 @@ pub enum Fault {
     NoTime { model: String },
     #[error("step time of {model} for a batch of {batch} = {value} ms: must be a number above 0")]
     Time { model: String, batch: usize, value: f64 },
+    #[error(
+        "step times from {shortest} ms to {longest} ms: the longest may be 100000 times the shortest at most; are all in \
+         milliseconds?"
+    )]
+    Ratio { shortest: f64, longest: f64 },
     #[error("stretch of {model} = {value}: must be a number from 1 (1 = the others do not slow it down)")]
     Stretch { model: String, value: f64 },
     #[error("sigma for {running} running models = {value}: must be a number above 0 (1 = no slower)")]
@@ -170,6 +177,11 @@ impl System {
             return Err(Fault::Entry { entry: self.entry, models: count });
         }
         self.models.iter().try_for_each(check_model)?;
+        let times = || self.models.iter().flat_map(|model| model.step_ms.iter().copied());
+        let (shortest, longest) = (times().fold(f64::INFINITY, f64::min), times().fold(0.0, f64::max));
+        if longest > RATIO * shortest {
+            return Err(Fault::Ratio { shortest, longest });
+        }
         // A single entry is the last one, and used.
         for (running, &value) in self.sigma.iter().enumerate().skip(usize::from(self.sigma.len() > 1)) {
             if !(value.is_finite() && value > 0.0) {
@@ -324,6 +336,11 @@ mod tests {
             (
                 fault(&|s| s.models[0].step_ms.clear()),
                 "step time of s: none given; give milliseconds, one number or one for each batch size",
+            ),
+            (
+                fault(&|s| s.models[1].step_ms = vec![1e9, 2.0]),
+                "step times from 2 ms to 1000000000 ms: the longest may be 100000 times the shortest at most; are all in \
+                 milliseconds?",
             ),
             (
                 fault(&|s| s.models[1].step_ms = vec![1.0, 0.0]),

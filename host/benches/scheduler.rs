@@ -128,7 +128,7 @@ impl Pair {
     fn round(&mut self) -> u64 {
         let mut steps = 0;
         for own in 0..2 {
-            steps += u64::from(self.0[own].step() > 0);
+            steps += u64::from(self.0[own].step().rows > 0);
             let effects: Vec<Effect> = self.0[own].effects().collect();
             for effect in effects {
                 if let Effect::Send(message) = effect {

@@ -1,8 +1,10 @@
 //! The engine: loaded models, each with its sub-server and thread, and the routes over them.
 
+mod at_model;
 mod checked;
 mod deliver;
 mod routes;
+mod tuning;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,22 +14,25 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use at_model::AtModel;
 pub use checked::CheckedNets;
 use crossbeam_channel::Sender;
 pub use routes::check_route;
 use routes::{LoadedNets, attach, describe};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use crate::online::{self, Pace, Paces};
 use crate::policy::PolicyFactory;
-use crate::request::{Event, ModelDown, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, TokenId};
+use crate::request::{
+    Event, ModelDown, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, TokenId, Told,
+};
 use crate::runner::{ModelInfo, Runner};
-use crate::subserver::coordinator::{Coordinator, LadderError, Ladders, Waiting};
+use crate::subserver::coordinator::{Coordinator, Waiting};
 use crate::subserver::gate::Schedule;
 use crate::subserver::observe::Observer;
-use crate::subserver::observed::Observed;
 use crate::subserver::pacer::Pacer;
-use crate::subserver::worker::{self, Board, Snapshot, Surroundings};
-use crate::subserver::{Attachment, Effect, Limits, Message, SubServer, pages_for};
+use crate::subserver::worker::{self, Board, Snapshot};
+use crate::subserver::{Attachment, Limits, Message, SubServer, pages_for};
 
 /// What a policy may ask about text, per model.
 pub trait TokenText: Send + Sync {
@@ -112,6 +117,8 @@ pub enum StartError {
     Thread { model: String, message: String },
     #[error("the thread that delivers events could not be started: {message}")]
     Delivery { message: String },
+    #[error("batching.mode = \"online\": the tuner could not be started: {message}; set \"fixed\" to go without")]
+    Tuner { message: String },
 }
 
 /// Why a request was not accepted.
@@ -140,8 +147,6 @@ pub enum SubmitError {
     ModelDown(#[from] ModelDown),
 }
 
-const MODEL_PANICKED: &str = "its thread ended by a panic (see the log)";
-
 /// What all threads of an engine share.
 struct Shared {
     models: Vec<ModelInfo>,
@@ -155,11 +160,14 @@ struct Shared {
     down: Vec<OnceLock<ModelDown>>,
     stopping: AtomicBool,
     observer: Option<Arc<dyn Observer>>,
+    /// Where the paces of requests are entered, if somebody wants to know.
+    paces: OnceLock<Paces>,
 }
 
 struct Live {
     route: RouteId,
-    events: UnboundedSender<Event>,
+    events: UnboundedSender<Told>,
+    pace: Pace,
 }
 
 impl Shared {
@@ -225,16 +233,19 @@ impl Shared {
         }
     }
 
-    fn event(&self, id: RequestId, event: Event) {
-        self.observe(|observer| observer.event(id, &event));
-        let last = !matches!(event, Event::PromptCached { .. } | Event::Committed { .. });
+    fn tell(&self, id: RequestId, told: Told) {
+        self.observe(|observer| observer.event(id, &told.event));
+        let last = !matches!(told.event, Event::PromptCached { .. } | Event::Committed { .. });
         // A receiver that is gone cancels by itself, so a failed send needs no care.
         if !last {
-            if let Some(live) = self.live().get(&id) {
-                let _ = live.events.send(event);
+            if let Some(live) = self.live().get_mut(&id) {
+                if let (Some(paces), Event::Committed { tokens, .. }) = (self.paces.get(), &told.event) {
+                    live.pace.tokens(tokens.len() as u64, told.at, paces);
+                }
+                let _ = live.events.send(told);
             }
         } else if let Some(live) = self.remove(id) {
-            let _ = live.events.send(event);
+            let _ = live.events.send(told);
         }
     }
 
@@ -244,7 +255,7 @@ impl Shared {
             let event = Event::Failed(error);
             self.observe(|observer| observer.event(id, &event));
             // A receiver that is gone needs no word.
-            let _ = live.events.send(event);
+            let _ = live.events.send(Told::now(event));
             self.bury(id, live.route);
         }
     }
@@ -258,74 +269,6 @@ impl Shared {
     }
 }
 
-/// A model's view of the shared state.
-struct AtModel {
-    shared: Arc<Shared>,
-    model: ModelId,
-    events: Sender<deliver::Events>,
-}
-
-impl AtModel {
-    /// The model's thread has ended by a panic. Nobody answers there, so all that may need it fails, after what
-    /// is on its way to the clients.
-    fn model_panicked(&self) {
-        let (shared, model) = (&self.shared, self.model);
-        let down = ModelDown { model: shared.models[model.index()].name.clone(), message: MODEL_PANICKED.into() };
-        shared.model_down(model, down.clone());
-        shared.coordinator.bury(model).into_iter().for_each(|model| shared.post(model, Message::Wake));
-        let uses = |route: RouteId| shared.routes[route.index()].models.iter().any(|&(m, _)| m == model);
-        let hit = shared.live().iter().filter(|(_, l)| uses(l.route)).map(|(&id, l)| (id, l.route)).collect::<Vec<_>>();
-        let failed = hit.iter().map(|&(id, _)| (id, Event::Failed(down.clone().into()))).collect();
-        // They are taken until every model's thread has ended.
-        let _ = self.events.send(failed);
-        hit.into_iter().for_each(|(id, route)| shared.bury(id, route));
-    }
-}
-
-impl Surroundings for AtModel {
-    fn carry_out(&self, effects: &mut dyn Iterator<Item = Effect>) {
-        let mut events = Vec::new();
-        let mut letters: Vec<Vec<Message>> = Vec::new();
-        for effect in effects {
-            match effect {
-                Effect::Send(message) => {
-                    let to = message.to.index();
-                    let (model, message) = (message.to, Message::Peer(message));
-                    self.shared.coordinator.sent(model, &message);
-                    letters.resize_with(letters.len().max(to + 1), Vec::new);
-                    letters[to].push(message);
-                }
-                Effect::Event(id, event) => events.push((id, event)),
-                Effect::ModelDown(down) => self.shared.model_down(self.model, down),
-                Effect::PolicyFailed { route, message } => {
-                    let route = self.shared.routes.get(route as usize).map_or("?", |r| &r.name);
-                    let model = &self.shared.models[self.model.index()].name;
-                    tracing::error!(route, model, "{message}; the policy is not called again at this model");
-                }
-                Effect::PolicyMisled { route, message } => {
-                    let route = self.shared.routes.get(route as usize).map_or("?", |r| &r.name);
-                    let model = &self.shared.models[self.model.index()].name;
-                    tracing::warn!(route, model, "{message}; said once for each model of a route");
-                }
-            }
-        }
-        // Events first: what a receiver of a hand-off commits must come behind them.
-        if !events.is_empty() {
-            // They are taken until every model's thread has ended.
-            let _ = self.events.send(events);
-        }
-        for (inbox, letter) in self.shared.inboxes.iter().zip(letters) {
-            if !letter.is_empty() {
-                let _ = inbox.send(letter);
-            }
-        }
-    }
-
-    fn wake(&self, model: ModelId) {
-        self.shared.post(model, Message::Wake);
-    }
-}
-
 /// Loaded models at work. Dropping it ends their threads; requests that still run fail.
 pub struct Engine {
     shared: Arc<Shared>,
@@ -334,6 +277,7 @@ pub struct Engine {
     threads: Vec<JoinHandle<Option<Box<dyn Runner>>>>,
     /// Ends with the last model's thread.
     delivery: Option<JoinHandle<()>>,
+    tuner: Option<online::Thread>,
     next_id: AtomicU64,
 }
 
@@ -398,6 +342,7 @@ impl Engine {
             live: Mutex::default(),
             stopping: AtomicBool::new(false),
             observer,
+            paces: OnceLock::new(),
         });
         let zero = Instant::now();
         let boards: Vec<Arc<Board>> = models.iter().map(|_| Arc::default()).collect();
@@ -408,6 +353,7 @@ impl Engine {
             boards,
             threads: Vec::new(),
             delivery: Some(delivery),
+            tuner: None,
             next_id: AtomicU64::new(1),
         };
         // Dropped before the engine, which waits for the end of the delivery.
@@ -470,23 +416,6 @@ impl Engine {
     /// State of a model, as of its last step.
     pub fn snapshot(&self, model: ModelId) -> Snapshot {
         self.boards[model.index()].read()
-    }
-
-    /// What a model has done since the start, for choosing its ladder.
-    pub fn observed(&self, model: ModelId) -> Observed {
-        self.shared.coordinator.observed(model)
-    }
-
-    /// The ladders in force.
-    pub fn ladders(&self) -> Arc<Ladders> {
-        self.shared.coordinator.ladders().1
-    }
-
-    /// Put other ladders in force, one for each model.
-    pub fn set_ladders(&self, ladders: Ladders) -> Result<(), LadderError> {
-        self.shared.coordinator.replace(ladders)?;
-        self.shared.wake_all();
-        Ok(())
     }
 
     /// Take no more requests; those that run go on.
@@ -555,7 +484,7 @@ impl Engine {
         }
         {
             let mut live = self.shared.live();
-            live.insert(id, Live { route: new.route, events });
+            live.insert(id, Live { route: new.route, events, pace: Pace::new(Instant::now()) });
             self.shared.coordinator.set_live(live.len());
         }
         let route_id = new.route;
@@ -576,6 +505,7 @@ impl Engine {
 
     fn end(&mut self) -> Vec<Option<Box<dyn Runner>>> {
         self.stop_accepting();
+        self.tuner = None;
         self.shared.inboxes.iter().for_each(|inbox| drop(inbox.send(vec![Message::Shutdown])));
         // A panic has been reported by the hook and by `model_panicked`.
         let runners = self.threads.drain(..).map(|thread| thread.join().ok().flatten()).collect();
@@ -598,13 +528,13 @@ impl Drop for Engine {
 /// The events of one request, ending with [`Event::Finished`] or [`Event::Failed`].
 pub struct RequestStream {
     pub id: RequestId,
-    pub events: UnboundedReceiver<Event>,
+    pub events: UnboundedReceiver<Told>,
     shared: Option<Arc<Shared>>,
 }
 
 impl RequestStream {
     /// A stream with no engine behind it: for tests of those who read streams.
-    pub fn unconnected(id: RequestId, events: UnboundedReceiver<Event>) -> Self {
+    pub fn unconnected(id: RequestId, events: UnboundedReceiver<Told>) -> Self {
         Self { id, events, shared: None }
     }
 }

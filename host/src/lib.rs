@@ -2,14 +2,16 @@
 //!
 //! Arrows point downward only: `cli` and `api` → `engine` → `subserver` → {`policy`, `runner`,
 //! `request`}. `text` and `config` stand beside the engine: models and policies never see either.
-//! `record` watches an engine from outside, `bench` measures one.
+//! `online` tunes what the engine runs. `record` watches an engine from outside, `bench` measures one.
 
 pub mod api;
 pub mod bench;
+pub mod chart;
 pub mod cli;
 pub mod config;
 pub mod engine;
 pub mod eval;
+pub mod online;
 pub mod policy;
 pub mod record;
 pub mod request;

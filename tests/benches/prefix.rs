@@ -36,7 +36,7 @@ fn first_token(engine: &Engine, route: &str, prefix: (u32, u32), tail: u32) -> (
     let mut stream = engine.submit(request).expect("accepted");
     let (mut cached, mut time) = (0, f64::NAN);
     loop {
-        match stream.events.blocking_recv() {
+        match stream.events.blocking_recv().map(|told| told.event) {
             Some(Event::PromptCached { tokens }) => cached = tokens,
             Some(Event::Committed { .. }) => time = 1e3 * start.elapsed().as_secs_f64(),
             Some(Event::Finished { .. }) => return (time, cached),

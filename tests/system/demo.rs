@@ -102,6 +102,7 @@ fn runner(name: &str, directory: &Path, model: ModelId, setup: &Setup) -> Box<dy
                 pages,
                 max_rows: setup.max_rows as u32,
                 partition: None,
+                graphs: true,
                 high_priority: false,
                 progress: None,
             };
@@ -163,7 +164,7 @@ pub fn answers(engine: &Engine, requests: Vec<NewRequest>) -> Vec<Answer> {
     let read = |mut stream: tokenrouter::engine::RequestStream| {
         let (mut ledger, mut cached) = (tokenrouter::request::Ledger::default(), 0);
         loop {
-            match stream.events.blocking_recv() {
+            match stream.events.blocking_recv().map(|told| told.event) {
                 Some(Event::Committed { start, tokens }) => drop(ledger.enter(start, tokens).expect("one history")),
                 Some(Event::PromptCached { tokens }) => cached = tokens,
                 Some(Event::Finished { reason, .. }) => {

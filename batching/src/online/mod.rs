@@ -1,18 +1,21 @@
 //! Thresholds that follow the traffic: what the last seconds showed is tuned for, every few seconds.
 //!
-//! [`Online`] is told of every step and answers [`Online::choose`] with a new ladder, or with none while the
+//! [`Online::choose`] takes sums over all steps ([`Seen`]) and answers with a new ladder, or with none while the
 //! present one is as good. It does no I/O and keeps no time: the caller passes both, and calls `choose` off the hot
 //! path, because it searches.
 
 mod latency;
+mod seen;
 mod window;
 
 use std::time::Duration;
 
+use crate::grid::Grain;
 use crate::search::{self, Options};
 use crate::system::{Fault, Setting, System, check_requests, most_waiting};
 
-use window::Window;
+pub use seen::{Seen, Steps};
+use window::{Estimate, Window};
 
 /// What the past counts after an interval.
 const KEEP: f64 = 0.6;
@@ -21,7 +24,7 @@ const MOVED: f64 = 0.05;
 /// Predicted gain without which the present thresholds stay, and thresholds of 1 are preferred.
 const GAIN: f64 = 0.005;
 /// As the search is repeated every few seconds, beside the work.
-const HASTE: u64 = 8;
+const OPTIONS: Options = Options { fixed: Vec::new(), holds: Vec::new(), grain: Grain::Auto, threads: 1, haste: 8 };
 /// Parts of the way from thresholds of 1 to the best ones that are compared under a limit.
 const WAY: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.0];
 /// Numbers of requests for which thresholds are searched; between them they lie on a line.
@@ -57,11 +60,12 @@ pub struct Choice {
 pub enum Reason {
     /// Too little is known: the configured ladders.
     Thin,
-    /// Tuned for this system.
-    Tuned { system: System, requests: usize },
+    /// Tuned for up to so many requests, because something has changed; for as many the prediction is this share
+    /// faster than before.
+    Tuned { requests: usize, gain: f64, why: &'static str },
 }
 
-/// The tuner of one route.
+/// The tuner of models that share requests.
 #[derive(Clone, Debug)]
 pub struct Online {
     config: Config,
@@ -79,7 +83,9 @@ pub struct Online {
     reach: f64,
     /// Present ladders, and what they were tuned for.
     ladders: Vec<Vec<u32>>,
-    tuned: Option<(System, usize)>,
+    tuned: Option<(Estimate, usize)>,
+    /// What the last readings tell.
+    estimate: Option<Estimate>,
 }
 
 impl Online {
@@ -108,15 +114,9 @@ impl Online {
             reach: 1.0,
             ladders: config.ladders.clone(),
             tuned: None,
+            estimate: None,
             config,
         })
-    }
-
-    /// A step of `model` took `ms`, of which `overlap_ms` while other models ran, and wrote `tokens` in all. `routed`:
-    /// by model, how many of its requests go on there, together the batch; one that ended counts at the entry, where
-    /// another begins.
-    pub fn step(&mut self, model: usize, ms: f64, overlap_ms: f64, routed: &[u32], tokens: f64) {
-        self.window.step(model, ms, overlap_ms, routed, tokens);
     }
 
     /// So many requests are active now.
@@ -133,33 +133,48 @@ impl Online {
         self.ttft.push(ms);
     }
 
+    /// What the last readings tell: the models that requests came to, ascending, and the system that they make
+    /// up. `None`: too little.
+    pub fn estimate(&self) -> Option<(&[usize], &System)> {
+        self.estimate.as_ref().map(|estimate| (&estimate.members[..], &estimate.system))
+    }
+
+    /// By model: the last stretch that could be told, or the assumed one.
+    pub fn stretches(&self) -> &[f64] {
+        self.window.stretches()
+    }
+
     /// Present ladders, by model.
     pub fn ladders(&self) -> &[Vec<u32>] {
         &self.ladders
     }
 
-    /// When the interval is over: other ladders, if they promise more.
-    pub fn choose(&mut self, now: Duration) -> Option<Choice> {
+    /// When the interval is over: other ladders, if they promise more. `seen`: by model, since the start.
+    pub fn choose(&mut self, now: Duration, seen: &[Seen]) -> Option<Choice> {
         if now < self.next {
             return None;
         }
         self.next = now + self.config.interval;
-        self.window.turn(KEEP);
+        self.window.turn(KEEP, seen);
         self.most = self.active.max(self.most - self.most / 8);
         self.active = 0;
         let limits_moved = self.feel_limits();
         let most = self.most.clamp(1, SEARCHED[SEARCHED.len() - 1]);
-        let Some(system) = self.window.system(&self.config.names, self.config.entry) else {
+        self.estimate = self.window.estimate(&self.config.names, self.config.entry);
+        let Some(estimate) = &self.estimate else {
             self.tuned = None;
             return self.change(self.config.ladders.clone(), Reason::Thin);
         };
-        let known = self.tuned.as_ref().is_some_and(|(tuned, requests)| *requests >= most && !moved(tuned, &system));
-        if known && !limits_moved {
-            return None;
-        }
-        let ladders = self.tune(&system, most).ok()?;
-        self.tuned = Some((system.clone(), most));
-        self.change(ladders, Reason::Tuned { system, requests: most })
+        let why = match &self.tuned {
+            None => Some("enough was seen"),
+            Some((tuned, _)) if moved(tuned, estimate).is_some() => moved(tuned, estimate),
+            Some((_, requests)) if *requests < most => Some("more requests"),
+            Some(_) => limits_moved.then_some("times against the limits"),
+        };
+        let why = why?;
+        let (ladders, gain) = self.tune(estimate, most).ok()?;
+        self.tuned = Some((estimate.clone(), most));
+        self.change(ladders, Reason::Tuned { requests: most, gain, why })
     }
 
     fn change(&mut self, ladders: Vec<Vec<u32>>, reason: Reason) -> Option<Choice> {
@@ -191,12 +206,12 @@ impl Online {
         before != (self.caution, self.reach)
     }
 
-    /// Ladders for `system` up to `most` requests.
-    fn tune(&self, system: &System, most: usize) -> Result<Vec<Vec<u32>>, Fault> {
+    /// Ladders for the estimate up to `most` requests, and the gain that is predicted for so many.
+    fn tune(&self, Estimate { members, system }: &Estimate, most: usize) -> Result<(Vec<Vec<u32>>, f64), Fault> {
         check_requests(most)?;
         let mut searched: Vec<(usize, Vec<u32>)> = Vec::new();
         for requests in SEARCHED.into_iter().take_while(|n| *n < most).chain([most]) {
-            let hint = self.present(requests);
+            let hint = self.present(members, requests);
             searched.push((requests, self.thresholds(system, requests, &Setting::new(hint))?));
         }
         let at = |requests: usize, model: usize| {
@@ -211,22 +226,34 @@ impl Online {
                 (_, None) => 1,
             }
         };
-        Ok((0..system.len()).map(|model| (1..=most).map(|requests| at(requests, model)).collect()).collect())
+        // Those that no request comes to wait for none.
+        let mut ladders = vec![vec![1]; self.config.names.len()];
+        for (place, &model) in members.iter().enumerate() {
+            ladders[model] = (1..=most).map(|requests| at(requests, place)).collect();
+        }
+        let rate = |min_batch: &[u32]| {
+            let point = search::rates(system, most, &Setting::new(min_batch.to_vec()), &OPTIONS)?;
+            Ok(point.rates.throughput)
+        };
+        let gain = match searched.last() {
+            Some((_, best)) => rate(best)? / rate(&self.present(members, most))? - 1.0,
+            None => 0.0,
+        };
+        Ok((ladders, gain))
     }
 
-    /// Present thresholds, or all 1 where they would lock up.
-    fn present(&self, requests: usize) -> Vec<u32> {
+    /// Present thresholds of some models, or all 1 where they would lock up.
+    fn present(&self, members: &[usize], requests: usize) -> Vec<u32> {
         let step = |ladder: &Vec<u32>| ladder.get(requests - 1).or(ladder.last()).copied().unwrap_or(1).max(1);
-        let present: Vec<u32> = self.ladders.iter().map(step).collect();
+        let present: Vec<u32> = members.iter().map(|model| step(&self.ladders[*model])).collect();
         if most_waiting(&present) < requests as u64 { present } else { vec![1; present.len()] }
     }
 
     /// The thresholds for `requests`: the best ones that keep the limits.
     fn thresholds(&self, system: &System, requests: usize, present: &Setting) -> Result<Vec<u32>, Fault> {
-        let options = Options { haste: HASTE, ..Options::default() };
-        let best = search::best(system, requests, &options, Some(present))?;
+        let best = search::best(system, requests, &OPTIONS, Some(present))?;
         let eager = Setting::new(vec![1; system.len()]);
-        let rate = |setting: &Setting| Ok(search::rates(system, requests, setting, &options)?.rates.throughput);
+        let rate = |setting: &Setting| Ok(search::rates(system, requests, setting, &OPTIONS)?.rates.throughput);
         let reached = |part: f64| {
             let shorter = |b: &u32| 1 + (f64::from(b - 1) * part * self.reach).floor() as u32;
             Setting::new(best.setting.min_batch.iter().map(shorter).collect())
@@ -254,16 +281,23 @@ impl Online {
     }
 }
 
-/// Whether one system differs from the other so much that its best thresholds may.
-fn moved(one: &System, other: &System) -> bool {
+/// In what one system differs from the other so much that its best thresholds may.
+fn moved(one: &Estimate, other: &Estimate) -> Option<&'static str> {
+    if one.members != other.members {
+        return Some("other models have requests");
+    }
+    let (one, other) = (&one.system, &other.system);
     let far = |a: f64, b: f64| (a - b).abs() > MOVED * a.max(b);
     let routes = |(a, b): (&Vec<f64>, &Vec<f64>)| a.iter().zip(b).any(|(a, b)| far(*a, *b) && (a - b).abs() > 0.005);
+    if one.routing.iter().zip(&other.routing).any(routes) {
+        return Some("other routes");
+    }
     let slower = |(a, b): (&crate::Model, &crate::Model)| {
         let sizes = a.step_ms.len().min(b.step_ms.len());
         let mean = |model: &crate::Model| (1..=sizes).map(|size| model.step(size)).sum::<f64>() * model.stretch;
         far(mean(a), mean(b)) || far(a.stretch, b.stretch)
     };
-    one.routing.iter().zip(&other.routing).any(routes) || one.models.iter().zip(&other.models).any(slower)
+    one.models.iter().zip(&other.models).any(slower).then_some("other step times")
 }
 
 /// Empties `values`.

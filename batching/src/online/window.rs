@@ -1,5 +1,6 @@
 //! What the last seconds tell about a system.
 
+use super::seen::{Seen, Steps};
 use crate::system::{Model, System, interpolate};
 
 /// Share of a batch size's steps' weight below which its time is not taken.
@@ -14,48 +15,7 @@ const SPREAD: f64 = 0.05;
 /// Largest stretch that is believed.
 const STRETCH: f64 = 20.0;
 
-/// Sums over the steps of one batch size. Overlap: milliseconds in which others ran; alone: the rest.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Sums {
-    steps: f64,
-    overlap: f64,
-    alone: f64,
-    overlap_squares: f64,
-    products: f64,
-}
-
-impl Sums {
-    fn add(&mut self, other: &Self, weight: f64) {
-        self.steps += weight * other.steps;
-        self.overlap += weight * other.overlap;
-        self.alone += weight * other.alone;
-        self.overlap_squares += weight * other.overlap_squares;
-        self.products += weight * other.products;
-    }
-}
-
-/// What one model did.
-#[derive(Clone, Debug, PartialEq)]
-struct Seen {
-    /// Requests by where they went.
-    routed: Vec<f64>,
-    tokens: f64,
-    /// By batch size from 1.
-    sizes: Vec<Sums>,
-}
-
 impl Seen {
-    fn add(&mut self, other: &Self, weight: f64) {
-        self.routed.iter_mut().zip(&other.routed).for_each(|(sum, more)| *sum += weight * more);
-        self.tokens += weight * other.tokens;
-        self.sizes.resize(self.sizes.len().max(other.sizes.len()), Sums::default());
-        self.sizes.iter_mut().zip(&other.sizes).for_each(|(sum, more)| sum.add(more, weight));
-    }
-
-    fn requests(&self) -> f64 {
-        self.routed.iter().sum()
-    }
-
     /// Whether the shares of where requests go differ by more than chance.
     fn differs(&self, other: &Self) -> bool {
         let (n, m) = (self.requests(), other.requests());
@@ -69,26 +29,39 @@ impl Seen {
         })
     }
 
-    /// How many times longer steps take while others run, if it can be told: of steps of one size, those that
-    /// overlap longer take longer by what the overlap costs.
+    /// How many times longer steps take while others run, if it can be told. A step of work w of which the share f
+    /// overlaps takes t = w / (1 - k f), with k = 1 - 1 / stretch: so 1 / t falls with f, along a line for each size.
+    /// What else makes steps longer or shorter does not depend on f and does not bend these lines.
     fn stretch(&self) -> Option<f64> {
-        let (mut squares, mut products, mut steps, mut time) = (0.0, 0.0, 0.0, 0.0);
+        let (mut fall, mut spread, mut squares, mut steps) = (0.0, 0.0, 0.0, 0.0);
         for sums in self.sizes.iter().filter(|sums| sums.steps >= THIN) {
-            squares += sums.overlap_squares - sums.overlap * sums.overlap / sums.steps;
-            products += sums.products - sums.overlap * sums.alone / sums.steps;
+            let share = sums.shares / sums.steps;
+            let variance = sums.share_squares - share * sums.shares;
+            // Covariance of share and rate by the mean rate: k * variance = -relative * (1 - k * share).
+            let relative = (sums.products - share * sums.rates) * sums.steps / sums.rates;
+            fall -= relative;
+            spread += variance - relative * share;
+            squares += variance;
             steps += sums.steps;
-            time += sums.overlap + sums.alone;
         }
-        // Work is alone + overlap / stretch, the same for all steps of a size.
-        let spread = (squares / steps).sqrt() / (time / steps);
-        (steps >= STEPS && spread > SPREAD && products < 0.0).then(|| (squares / -products).clamp(1.0, STRETCH))
+        let known = steps >= STEPS && (squares / steps).sqrt() > SPREAD && spread > 0.0;
+        known.then(|| 1.0 / (1.0 - (fall / spread).clamp(0.0, 1.0 - 1.0 / STRETCH)))
     }
 }
 
-/// Steps of all models: of the present interval, and of the past with weights that halve.
+/// The system that was seen, and which models are in it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Estimate {
+    /// Ascending. Models to which no request came are left out.
+    pub members: Vec<usize>,
+    pub system: System,
+}
+
+/// Steps of all models, with weights that fall with their age.
 #[derive(Clone, Debug)]
 pub(super) struct Window {
-    present: Vec<Seen>,
+    /// The last reading.
+    read: Vec<Seen>,
     past: Vec<Seen>,
     /// The last stretch of each model that could be told.
     stretches: Vec<f64>,
@@ -96,67 +69,65 @@ pub(super) struct Window {
 
 impl Window {
     pub fn new(stretches: &[f64]) -> Self {
-        let models = stretches.len();
-        let none = vec![Seen { routed: vec![0.0; models], tokens: 0.0, sizes: Vec::new() }; models];
-        Self { present: none.clone(), past: none, stretches: stretches.to_vec() }
+        let none = vec![Seen::none(stretches.len()); stretches.len()];
+        Self { read: none.clone(), past: none, stretches: stretches.to_vec() }
     }
 
-    /// A step of `model` took `ms`, of which `overlap_ms` while others ran; `routed` by model sums to its batch.
-    pub fn step(&mut self, model: usize, ms: f64, overlap_ms: f64, routed: &[u32], tokens: f64) {
-        let batch: u32 = routed.iter().sum();
-        let Some(index) = (batch as usize).checked_sub(1) else { return };
-        let seen = &mut self.present[model];
-        seen.routed.iter_mut().zip(routed).for_each(|(sum, count)| *sum += f64::from(*count));
-        seen.tokens += tokens;
-        seen.sizes.resize(seen.sizes.len().max(index + 1), Sums::default());
-        let (overlap, alone) = (overlap_ms.min(ms), (ms - overlap_ms).max(0.0));
-        let one = Sums { steps: 1.0, overlap, alone, overlap_squares: overlap * overlap, products: overlap * alone };
-        seen.sizes[index].add(&one, 1.0);
-    }
-
-    /// End the present interval: what is past counts `keep` as much, and not at all where routes have changed.
-    pub fn turn(&mut self, keep: f64) {
-        let changed = self.present.iter().zip(&self.past).any(|(present, past)| present.differs(past));
-        for (present, past) in self.present.iter_mut().zip(&mut self.past) {
-            let none = Seen { routed: vec![0.0; past.routed.len()], tokens: 0.0, sizes: Vec::new() };
-            let mut sum = none.clone();
+    /// Another reading: what was seen until the last one counts `keep` as much, and not at all where routes have
+    /// changed.
+    pub fn turn(&mut self, keep: f64, seen: &[Seen]) {
+        let since = |(seen, before): (&Seen, &Seen)| {
+            let mut since = seen.clone();
+            since.add(before, -1.0);
+            since
+        };
+        let present: Vec<Seen> = seen.iter().zip(&self.read).map(since).collect();
+        self.read = seen.to_vec();
+        let changed = present.iter().zip(&self.past).any(|(present, past)| present.differs(past));
+        for (present, past) in present.into_iter().zip(&mut self.past) {
+            let mut sum = Seen::none(past.routed.len());
             if changed {
                 // Times have not changed with the routes.
-                sum.sizes.clone_from(&past.sizes);
-                for sums in &mut sum.sizes {
-                    let whole = *sums;
-                    *sums = Sums::default();
-                    sums.add(&whole, keep);
-                }
+                sum.add(&Seen { sizes: std::mem::take(&mut past.sizes), ..Seen::none(0) }, keep);
             } else {
                 sum.add(past, keep);
             }
-            sum.add(present, 1.0);
+            sum.add(&present, 1.0);
             *past = sum;
-            *present = none;
         }
         for (stretch, past) in self.stretches.iter_mut().zip(&self.past) {
             *stretch = past.stretch().unwrap_or(*stretch);
         }
     }
 
-    /// The system that was seen until the last turn; `None` where that is too little.
-    pub fn system(&self, names: &[String], entry: usize) -> Option<System> {
-        let model = |(index, seen): (usize, &Seen)| {
-            let stretch = self.stretches[index];
+    pub fn stretches(&self) -> &[f64] {
+        &self.stretches
+    }
+
+    /// The system that was seen until the last reading; `None` where that is too little.
+    pub fn estimate(&self, names: &[String], entry: usize) -> Option<Estimate> {
+        let members: Vec<usize> = (0..names.len()).filter(|model| self.past[*model].requests() >= 1.0).collect();
+        let model = |&index: &usize| {
+            let (seen, stretch) = (&self.past[index], self.stretches[index]);
             let steps: f64 = seen.sizes.iter().map(|sums| sums.steps).sum();
-            let work = |sums: &Sums| (sums.alone + sums.overlap / stretch) / sums.steps;
+            let work = |sums: &Steps| (sums.alone + sums.overlap / stretch) / sums.steps;
             let known = seen.sizes.iter().enumerate().filter(|(_, sums)| sums.steps >= THIN);
             let known: Vec<(usize, f64)> = known.map(|(size, sums)| (size + 1, work(sums))).collect();
             let enough = steps >= STEPS && seen.requests() >= ROUTED && !known.is_empty();
             enough.then(|| Model { stretch, ..Model::new(names[index].clone(), interpolate(&known)) })
         };
-        let models = self.past.iter().enumerate().map(model).collect::<Option<Vec<Model>>>()?;
-        let by_request = |seen: &Seen| seen.routed.iter().map(|count| count / seen.requests()).collect();
-        let routing = self.past.iter().map(by_request).collect();
-        let gain = |seen: &Seen| vec![seen.tokens / seen.requests(); names.len()];
-        let commits = self.past.iter().map(gain).collect();
-        System { models, routing, commits, sigma: Vec::new(), entry }.checked().ok()
+        let models = members.iter().map(model).collect::<Option<Vec<Model>>>()?;
+        let shares = |&from: &usize| {
+            let to: Vec<f64> = members.iter().map(|&to| self.past[from].routed[to]).collect();
+            let all: f64 = to.iter().sum();
+            to.into_iter().map(|count| if all > 0.0 { count / all } else { f64::NAN }).collect()
+        };
+        let routing = members.iter().map(shares).collect();
+        let gain = |&from: &usize| vec![self.past[from].tokens / self.past[from].requests(); members.len()];
+        let commits = members.iter().map(gain).collect();
+        let entry = members.iter().position(|member| *member == entry).unwrap_or(0);
+        let system = System { models, routing, commits, sigma: Vec::new(), entry }.checked().ok()?;
+        Some(Estimate { members, system })
     }
 }
 
@@ -167,17 +138,18 @@ mod tests {
     #[test]
     fn stretches_are_told_from_overlaps() {
         let mut window = Window::new(&[1.0, 1.0]);
+        let mut seen = vec![Seen::none(2); 2];
         let names = ["s", "l"].map(String::from);
         for i in 0..200 {
             // 6 ms of work; of the wall time a part overlaps, at 3.4.
             let overlapped_work = f64::from(i % 7);
             let overlap = 3.4 * overlapped_work.min(6.0);
-            window.step(0, 6.0 - overlapped_work.min(6.0) + overlap, overlap, &[1, 1], 1.0);
-            window.step(1, 20.0, 20.0, &[3, 0], 3.0);
+            seen[0].step(6.0 - overlapped_work.min(6.0) + overlap, overlap, &[1, 1], 1.0);
+            seen[1].step(20.0, 20.0, &[3, 0], 3.0);
         }
-        assert_eq!(window.system(&names, 0), None);
-        window.turn(0.5);
-        let system = window.system(&names, 0).unwrap();
+        assert_eq!(window.estimate(&names, 0), None);
+        window.turn(0.5, &seen);
+        let system = window.estimate(&names, 0).unwrap().system;
         assert!((system.models[0].stretch - 3.4).abs() < 1e-9);
         assert!(system.models[0].step_ms.iter().all(|ms| (ms - 6.0).abs() < 1e-9), "{system:?}");
         // Always overlapped: it cannot be told apart, and step and stretch together are right.
@@ -185,20 +157,56 @@ mod tests {
         assert_eq!((system.gain(0), system.gain(1)), (0.5, 1.0));
     }
 
+    /// Steps of 5 to 7 ms of work, whatever overlaps, at a stretch of 1.5.
+    #[test]
+    fn stretches_are_told_from_steps_of_random_length() {
+        let mut window = Window::new(&[1.0, 1.0]);
+        let mut seen = vec![Seen::none(2); 2];
+        let mut random = crate::random::Random::new(5);
+        for _ in 0..4000 {
+            let work = 5.0 + 2.0 * random.uniform();
+            let share = random.uniform();
+            let ms = work / (1.0 - share * (1.0 - 1.0 / 1.5));
+            seen[0].step(ms, share * ms, &[1, 1], 1.0);
+        }
+        window.turn(0.5, &seen);
+        assert!((window.stretches()[0] - 1.5).abs() < 0.05, "{:?}", window.stretches());
+    }
+
     #[test]
     fn what_has_changed_is_forgotten() {
         let mut window = Window::new(&[1.0, 1.0]);
+        let mut seen = vec![Seen::none(2); 2];
         let names = ["s", "l"].map(String::from);
         let mut interval = |there: u32| {
             for _ in 0..100 {
-                window.step(0, 6.0, 0.0, &[20 - there, there], 10.0);
-                window.step(1, 20.0, 0.0, &[there, 0], 1.0);
+                seen[0].step(6.0, 0.0, &[20 - there, there], 10.0);
+                seen[1].step(20.0, 0.0, &[there, 0], 1.0);
             }
-            window.turn(0.5);
-            window.system(&names, 0).unwrap().routing[0][1]
+            window.turn(0.5, &seen);
+            window.estimate(&names, 0).unwrap().system.routing[0][1]
         };
         assert!((interval(1) - 0.05).abs() < 1e-9);
         assert!((interval(8) - 0.4).abs() < 1e-9);
         assert!((interval(8) - 0.4).abs() < 1e-9);
+    }
+
+    #[test]
+    fn models_without_requests_are_left_out() {
+        let mut window = Window::new(&[1.0; 3]);
+        let mut seen = vec![Seen::none(3); 3];
+        let names = ["s", "idle", "l"].map(String::from);
+        for _ in 0..100 {
+            seen[0].step(6.0, 0.0, &[3, 0, 1], 3.0);
+            seen[2].step(20.0, 0.0, &[1, 0, 0], 1.0);
+        }
+        window.turn(0.5, &seen);
+        let estimate = window.estimate(&names, 0).unwrap();
+        assert_eq!((estimate.members, estimate.system.routing), (vec![0, 2], vec![vec![0.75, 0.25], vec![1.0, 0.0]]));
+        // One visit is too little for its time, and no reason to leave it out.
+        seen[0].step(6.0, 0.0, &[0, 1, 0], 1.0);
+        seen[1].step(9.0, 0.0, &[1, 0, 0], 1.0);
+        window.turn(0.5, &seen);
+        assert_eq!(window.estimate(&names, 0), None);
     }
 }

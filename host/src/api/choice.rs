@@ -117,7 +117,7 @@ impl Choice {
     /// The next piece. The one with an `end` is the last.
     pub async fn next(&mut self) -> Result<Piece, ChoiceError> {
         loop {
-            match self.request.events.recv().await.ok_or(ChoiceError::Lost)? {
+            match self.request.events.recv().await.ok_or(ChoiceError::Lost)?.event {
                 Event::Failed(error) => return Err(error.into()),
                 Event::PromptCached { tokens } => self.cached_tokens = tokens,
                 Event::Finished { reason, handoffs } => self.finished = Some((reason, handoffs)),

@@ -1,4 +1,4 @@
-//! The HTTP interface: OpenAI's endpoints, a native one in SGLang's shape, and health.
+//! The HTTP interface: OpenAI's endpoints, a native one in SGLang's shape, health and metrics.
 
 mod admission;
 mod answer;
@@ -9,6 +9,7 @@ mod error;
 mod generate;
 mod health;
 mod http;
+mod metrics;
 mod models;
 mod params;
 mod prompts;
@@ -43,6 +44,7 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/v1/models/{*id}", get(models::one))
         .route("/health", get(health::health))
         .route("/ready", get(health::ready))
+        .route("/metrics/steps", get(metrics::steps))
         .fallback(http::no_such_path)
         .method_not_allowed_fallback(http::method_not_allowed)
         .layer(axum::middleware::from_fn(http::with_request_id))

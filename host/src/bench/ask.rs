@@ -77,8 +77,29 @@ pub struct Answer {
     /// How many tokens each model wrote; empty where the target does not tell.
     pub by_model: BTreeMap<String, u64>,
     pub handoffs: Option<u64>,
+    /// Broken off when the time of the load was over: what came until then counts, and it has no end.
+    pub cut: bool,
     /// Why it failed. What came before that counts for nothing.
     pub failure: Option<String>,
+}
+
+/// When a load is broken off, if ever.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Until(pub Option<Instant>);
+
+impl Until {
+    /// Whether the time is over.
+    pub fn over(self) -> bool {
+        self.0.is_some_and(|until| until <= Instant::now())
+    }
+
+    /// `None` where `work` does not end in time.
+    pub async fn limit<T>(self, work: impl Future<Output = T>) -> Option<T> {
+        match self.0 {
+            Some(until) => tokio::time::timeout_at(until.into(), work).await.ok(),
+            None => Some(work.await),
+        }
+    }
 }
 
 /// The times of one answer, in ms.
@@ -87,7 +108,8 @@ pub struct Times {
     pub ttft: f64,
     /// `None` for answers of one token.
     pub tpot: Option<f64>,
-    pub e2e: f64,
+    /// `None` for one that was broken off.
+    pub e2e: Option<f64>,
 }
 
 impl Answer {
@@ -106,8 +128,15 @@ impl Answer {
             arrivals: Vec::new(),
             by_model: BTreeMap::new(),
             handoffs: None,
+            cut: false,
             failure: None,
         }
+    }
+
+    /// It is broken off now.
+    pub fn broken_off(self) -> Self {
+        let tokens = self.arrivals.iter().map(|(_, tokens)| tokens).sum();
+        Self { cut: true, ended: Instant::now(), tokens, ..self }
     }
 
     /// It failed now.
@@ -115,14 +144,16 @@ impl Answer {
         Self { ended: Instant::now(), failure: Some(failure.to_string()), ..self }
     }
 
-    /// `None` for one that failed.
+    /// `None` for one that failed, or was broken off before its first token.
     pub fn times(&self) -> Option<Times> {
         let (first, _) = self.arrivals.first().filter(|_| self.failure.is_none())?;
         let after_first = self.tokens.saturating_sub(1);
+        // What was under way when it was broken off belongs to no token.
+        let last = self.arrivals.last().filter(|_| self.cut).map_or(self.ended, |(last, _)| *last);
         Some(Times {
             ttft: ms(*first - self.submitted),
-            tpot: (after_first > 0).then(|| ms(self.ended - *first) / after_first as f64),
-            e2e: ms(self.ended - self.submitted),
+            tpot: (after_first > 0).then(|| ms(last - *first) / after_first as f64),
+            e2e: (!self.cut).then(|| ms(self.ended - self.submitted)),
         })
     }
 }
@@ -154,7 +185,9 @@ mod tests {
         let zero = Instant::now();
         let at = |ms| zero + Duration::from_millis(ms);
         let answer = Answer { ended: at(60), tokens: 5, arrivals: vec![(at(20), 1), (at(50), 3)], ..Answer::new(zero) };
-        assert_eq!(answer.times(), Some(Times { ttft: 20.0, tpot: Some(10.0), e2e: 60.0 }));
+        assert_eq!(answer.times(), Some(Times { ttft: 20.0, tpot: Some(10.0), e2e: Some(60.0) }));
+        let cut = Answer { cut: true, ..answer.clone() };
+        assert_eq!(cut.times(), Some(Times { ttft: 20.0, tpot: Some(7.5), e2e: None }));
         assert_eq!(Answer { tokens: 1, ..answer.clone() }.times().and_then(|times| times.tpot), None);
         assert_eq!(answer.failed("gone").times(), None);
     }

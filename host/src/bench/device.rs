@@ -139,6 +139,7 @@ pub(super) fn load(
         pages,
         max_rows: MAX_ROWS,
         partition: None,
+        graphs: true,
         high_priority: false,
         progress: None,
     };

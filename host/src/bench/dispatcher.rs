@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use super::ask::{Answer, Ask, Reply};
+use super::ask::{Answer, Ask, Reply, Until};
 use super::in_process::InProcess;
 
 /// As many engines over [`Remote`](super::remote::Remote) runners as requests may be under way: requests never
@@ -23,13 +23,13 @@ impl Dispatcher {
         self.idle().first().map_or(Ok(()), |engine| engine.prepare(ask))
     }
 
-    pub async fn answer(&self, ask: &Ask, told: &AtomicU64) -> (Answer, Reply) {
+    pub async fn answer(&self, ask: &Ask, told: &AtomicU64, until: Until) -> (Answer, Reply) {
         let engine = self.idle().pop();
         let Some(engine) = engine else {
             let failure = "more requests are under way than the dispatcher was made for";
             return (Answer::new(Instant::now()).failed(failure), Reply::default());
         };
-        let answered = engine.answer(ask, told).await;
+        let answered = engine.answer(ask, told, until).await;
         self.idle().push(engine);
         answered
     }

@@ -76,6 +76,14 @@ impl Flow {
     }
 }
 
+impl Flow {
+    /// Steps after which another model went on.
+    pub fn handoffs(&self) -> u64 {
+        let rows = self.transitions.iter().enumerate();
+        rows.flat_map(|(from, row)| row.iter().enumerate().filter(move |(to, _)| *to != from)).map(|(_, n)| n).sum()
+    }
+}
+
 fn paths(logs: &[ModelLog]) -> HashMap<RequestId, Vec<At>> {
     let mut paths: HashMap<RequestId, Vec<At>> = HashMap::new();
     for (model, log) in logs.iter().enumerate() {
@@ -133,6 +141,7 @@ mod tests {
         let flow = Flow::new(&[answer(zero, 4)], &logs);
         assert_eq!(flow.transitions, [[2, 1], [1, 0]]);
         assert_eq!(flow.commits, [[2, 0], [1, 0]]);
+        assert_eq!(flow.handoffs(), 2);
         assert_eq!((flow.last_steps.as_slice(), flow.last_commits.as_slice()), (&[1, 0][..], &[1, 0][..]));
         assert_eq!((flow.queue_ms.mean, flow.handoff_ms.p50), (3.0, (1.0 + 8.0) / 2.0));
     }

@@ -6,9 +6,10 @@ use std::time::{Instant, SystemTime};
 
 use serde_json::Map;
 
-use super::ask::{Answer, Ask, Prompt, Reply};
+use super::ask::{Answer, Ask, Prompt, Reply, Until};
 use crate::engine::{Engine, SubmitError};
 use crate::request::{Event, NewRequest, RouteId, SamplingParams, TokenId};
+use crate::subserver::coordinator::{LadderError, Ladders};
 use crate::text::{Detokenizer, ModelText};
 
 pub struct InProcess {
@@ -21,6 +22,11 @@ pub struct InProcess {
 impl InProcess {
     pub fn new(engine: Arc<Engine>, route: RouteId, text: Arc<ModelText>) -> Self {
         Self { engine, route, text }
+    }
+
+    /// Put other ladders in force.
+    pub fn set_ladders(&self, ladders: Ladders) -> Result<(), LadderError> {
+        self.engine.set_ladders(ladders)
     }
 
     /// The engine, where nobody else has it.
@@ -62,7 +68,7 @@ impl InProcess {
         }
     }
 
-    pub async fn answer(&self, ask: &Ask, told: &AtomicU64) -> (Answer, Reply) {
+    pub async fn answer(&self, ask: &Ask, told: &AtomicU64, until: Until) -> (Answer, Reply) {
         let prompt = match self.tokens(&ask.prompt) {
             Ok(prompt) => prompt,
             Err(error) => return (Answer::new(Instant::now()).failed(error), Reply::default()),
@@ -75,15 +81,19 @@ impl InProcess {
         };
         answer.arrivals.reserve_exact(ask.output_len as usize);
         let mut reply = Reply::default();
-        let failure = self.follow(request, &mut answer, &mut reply, told).await.err();
+        let mut written = vec![0; self.engine.models().len()];
+        let followed = until.limit(self.follow(request, &mut answer, &mut reply, &mut written, told)).await;
+        let names = self.engine.models().iter().map(|model| model.name.clone());
+        answer.by_model = names.zip(written).filter(|(_, tokens)| *tokens > 0).collect();
         if !matches!(ask.prompt, Prompt::Tokens(_)) {
             let mut detokenizer = Detokenizer::default();
             reply.text = reply.tokens.iter().map(|token| detokenizer.push(&self.text.tokenizer, *token)).collect();
             reply.text += &detokenizer.flush();
         }
-        match failure {
-            Some(failure) => (answer.failed(failure), reply),
-            None => (answer, reply),
+        match followed {
+            None => (answer.broken_off(), reply),
+            Some(Ok(())) => (answer, reply),
+            Some(Err(failure)) => (answer.failed(failure), reply),
         }
     }
 
@@ -92,19 +102,20 @@ impl InProcess {
         request: NewRequest,
         answer: &mut Answer,
         reply: &mut Reply,
-        told: &AtomicU64,
+        written: &mut [u64],
+        counted: &AtomicU64,
     ) -> Result<(), String> {
-        let mut written = vec![0; self.engine.models().len()];
         let mut stream = self.engine.submit(request).map_err(|e: SubmitError| e.to_string())?;
         answer.id = Some(stream.id);
         loop {
-            match stream.events.recv().await.ok_or("the engine stopped")? {
+            let told = stream.events.recv().await.ok_or("the engine stopped")?;
+            match told.event {
                 Event::PromptCached { tokens } => answer.cached_tokens = Some(u64::from(tokens)),
                 Event::Committed { tokens, .. } => {
-                    answer.ended = Instant::now();
+                    answer.ended = told.at;
                     answer.tokens += tokens.len() as u64;
                     answer.arrivals.push((answer.ended, tokens.len() as u64));
-                    told.fetch_add(tokens.len() as u64, Ordering::Relaxed);
+                    counted.fetch_add(tokens.len() as u64, Ordering::Relaxed);
                     for token in tokens {
                         written[token.model.index()] += 1;
                         reply.tokens.push(token.token);
@@ -112,8 +123,6 @@ impl InProcess {
                 }
                 Event::Finished { handoffs, .. } => {
                     answer.handoffs = Some(u64::from(handoffs));
-                    let names = self.engine.models().iter().map(|model| model.name.clone());
-                    answer.by_model = names.zip(written).filter(|(_, tokens)| *tokens > 0).collect();
                     return Ok(());
                 }
                 Event::Failed(error) => return Err(error.to_string()),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 use super::arrivals;
-use super::ask::{Answer, Ask, Prompt};
+use super::ask::{Answer, Ask, Prompt, Until};
 use super::target::Target;
 
 /// How often the progress is told.
@@ -42,6 +42,8 @@ pub struct Load {
     pub moments: Vec<Duration>,
     /// Sessions under way at once; at least 1.
     pub most: usize,
+    /// Then nothing more begins, and what is under way is broken off.
+    pub longest: Option<Duration>,
 }
 
 /// A load that is over.
@@ -67,7 +69,7 @@ impl Load {
                 (arrivals::moments(count, rate, burstiness, seed), most.map_or(usize::MAX, |most| most as usize))
             }
         };
-        Self { sessions, moments, most: most.max(1) }
+        Self { sessions, moments, most: most.max(1), longest: None }
     }
 
     /// Tokens of all answers, if none fails.
@@ -82,14 +84,18 @@ impl Load {
         let mut answers: Vec<Answer> = Vec::with_capacity(self.sessions.iter().map(Vec::len).sum());
         let mut ticks = tokio::time::interval(TICK);
         let began = Instant::now();
+        let until = Until(self.longest.map(|longest| began + longest));
         let mut next = self.moments.iter().map(|moment| began + *moment).zip(self.sessions).enumerate().peekable();
         loop {
-            while under_way.len() < self.most
+            let over = until.over();
+            while !over
+                && under_way.len() < self.most
                 && let Some((number, (due, turns))) = next.next_if(|(_, (due, _))| *due <= Instant::now())
             {
-                under_way.spawn(session(target.clone(), number, turns, due, told.clone()));
+                under_way.spawn(session(target.clone(), number, turns, due, told.clone(), until));
             }
-            let due = next.peek().filter(|_| under_way.len() < self.most).map(|(_, (due, _))| *due);
+            let due = next.peek().filter(|_| !over && under_way.len() < self.most).map(|(_, (due, _))| *due);
+            let due = due.map(|due| until.0.map_or(due, |until| due.min(until)));
             if under_way.is_empty() && due.is_none() {
                 break;
             }
@@ -110,6 +116,7 @@ async fn session(
     turns: Vec<Ask>,
     due: Instant,
     told: Arc<AtomicU64>,
+    until: Until,
 ) -> Vec<Answer> {
     let mut answers = Vec::with_capacity(turns.len());
     let mut said = None;
@@ -123,14 +130,18 @@ async fn session(
                 if let Some((prompt, reply)) = said.take() {
                     ask.prompt = Prompt::followed(prompt, reply, ask.prompt);
                 }
-                let (answer, reply) = target.answer(&ask, &told).await;
+                let (answer, reply) = target.answer(&ask, &told, until).await;
                 failure.clone_from(&answer.failure);
                 said = Some((ask.prompt, reply));
                 answer
             }
         };
         (answer.session, answer.turn, answer.due) = (number, turn, due);
+        let cut = answer.cut;
         answers.push(answer);
+        if cut {
+            break;
+        }
     }
     answers
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use hyper::Method;
 use serde_json::{Value, json};
 
-use super::ask::{Answer, Ask, Prompt, Reply};
+use super::ask::{Answer, Ask, Prompt, Reply, Until};
 use super::http::{Client, Response};
 
 pub struct OpenAi {
@@ -35,18 +35,22 @@ impl OpenAi {
         &self.model
     }
 
-    pub async fn answer(&self, ask: &Ask, told: &AtomicU64) -> (Answer, Reply) {
+    pub async fn answer(&self, ask: &Ask, told: &AtomicU64, until: Until) -> (Answer, Reply) {
         let (path, body) = self.body(ask);
         // Serialising a long prompt is no work of the server's.
         let body = body.to_string();
         let mut events = Events::new(Instant::now());
-        let result = match self.client.send(Method::POST, path, Some(body)).await {
-            Ok(response) => follow(response, &mut events, told).await,
-            Err(error) => Err(error),
+        let asking = async {
+            let response = self.client.send(Method::POST, path, Some(body)).await?;
+            follow(response, &mut events, told).await
         };
-        match result.and_then(|()| events.complete()) {
-            Ok(()) => (events.answer, events.reply),
-            Err(failure) => (events.answer.failed(failure), events.reply),
+        // Without an end there is no `usage`; chunks count as tokens then.
+        match until.limit(asking).await {
+            None => (events.answer.broken_off(), events.reply),
+            Some(result) => match result.and_then(|()| events.complete()) {
+                Ok(()) => (events.answer, events.reply),
+                Err(failure) => (events.answer.failed(failure), events.reply),
+            },
         }
     }
 
@@ -209,7 +213,7 @@ mod tests {
         ])
         .unwrap();
         let times = answer.times().unwrap();
-        assert_eq!((times.ttft, times.tpot, times.e2e), (20.0, Some(20.0 / 3.0), 40.0));
+        assert_eq!((times.ttft, times.tpot, times.e2e), (20.0, Some(20.0 / 3.0), Some(40.0)));
         assert_eq!((answer.tokens, answer.prompt_tokens, answer.handoffs, reply.text.as_str()), (4, 3, Some(2), "xyz"));
         assert_eq!(answer.by_model, [("a".to_owned(), 3), ("b".to_owned(), 1)].into());
     }
@@ -226,7 +230,7 @@ mod tests {
         assert_eq!((answer.arrivals.len(), answer.times().unwrap().ttft, reply.text.as_str()), (2, 20.0, "x"));
         let end = "data: {\"choices\": [{\"text\": \"\", \"finish_reason\": \"length\"}]}\n";
         let (answer, _) = read(&["\n", end, USAGE]).unwrap();
-        assert_eq!(answer.times().map(|times| (times.ttft, times.e2e)), Some((20.0, 20.0)));
+        assert_eq!(answer.times().map(|times| (times.ttft, times.e2e)), Some((20.0, Some(20.0))));
     }
 
     #[test]

@@ -3,16 +3,13 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use plotters::coord::Shift;
-use plotters::prelude::*;
-
 use super::ask::Answer;
 use super::load::{Carried, Pace};
 use super::models::ModelSummary;
 use super::statistics::sorted;
 use super::summary::Summary;
 use super::timed::{ModelLog, Step};
-use crate::eval::plot::COLOURS;
+use crate::chart::{self, Line, Panel};
 
 const SIZE: (u32, u32) = (1200, 1200);
 /// Points of a curve, at most.
@@ -26,34 +23,11 @@ pub struct Plotted<'a> {
     pub carried: &'a Carried,
 }
 
-/// A line and its name.
-type Line = (String, Vec<(f64, f64)>);
-
-struct Panel {
-    title: &'static str,
-    x: String,
-    y: &'static str,
-    lines: Vec<Line>,
-    /// Points are marked, not only joined.
-    marked: bool,
-}
-
 /// Output tokens a second over the loads; distributions of TTFT, TPOT, ITL and E2E, a line for each load; and
 /// for the last load the requests in a step over time, a line for each model. `names` and `logs` by model; empty for
 /// a server elsewhere.
 pub fn svg(title: &str, loads: &[Plotted<'_>], logs: &[ModelLog]) -> Result<String, Box<dyn Error>> {
-    let panels = panels(loads, logs);
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        root.fill(&WHITE)?;
-        let below = root.titled(title, ("sans-serif", 20))?;
-        for (area, panel) in below.split_evenly((3, 2)).iter().zip(&panels) {
-            draw(area, panel)?;
-        }
-        root.present()?;
-    }
-    Ok(svg)
+    chart::svg(title, SIZE, (3, 2), &panels(loads, logs))
 }
 
 fn panels(loads: &[Plotted<'_>], logs: &[ModelLog]) -> Vec<Panel> {
@@ -67,18 +41,17 @@ fn panels(loads: &[Plotted<'_>], logs: &[ModelLog]) -> Vec<Panel> {
     let mut throughput: Vec<(f64, f64)> = finite.map(|s| (at(s.pace), s.tokens_per_second)).collect();
     throughput.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut panels = vec![Panel {
-        title: "Output tokens a second",
+        title: "Output tokens a second".into(),
         x: if closed { "requests under way" } else { "requests a second, offered" }.into(),
-        y: "tokens/s",
-        lines: vec![(String::new(), throughput)],
-        marked: true,
+        y: "tokens/s".into(),
+        lines: vec![Line { name: String::new(), marks: throughput.clone(), points: throughput }],
     }];
-    let distribution = |title, of: fn(&Answer) -> Vec<f64>| Panel {
-        title,
+    let line = |name: String, points| Line { name, points, marks: Vec::new() };
+    let distribution = |title: &str, of: fn(&Answer) -> Vec<f64>| Panel {
+        title: title.into(),
         x: "ms".into(),
-        y: "share",
-        lines: loads.iter().map(|load| (load.summary.pace.to_string(), cdf(&load.carried.answers, of))).collect(),
-        marked: false,
+        y: "share".into(),
+        lines: loads.iter().map(|load| line(load.summary.pace.to_string(), cdf(&load.carried.answers, of))).collect(),
     };
     panels.push(distribution("Time to first token", |a| a.times().map(|times| times.ttft).into_iter().collect()));
     panels
@@ -86,16 +59,15 @@ fn panels(loads: &[Plotted<'_>], logs: &[ModelLog]) -> Vec<Panel> {
     panels.push(distribution("Between tokens", |a| {
         a.arrivals.windows(2).map(|pair| super::ask::ms(pair[1].0 - pair[0].0)).collect()
     }));
-    panels.push(distribution("End to end", |a| a.times().map(|times| times.e2e).into_iter().collect()));
+    panels.push(distribution("End to end", |a| a.times().and_then(|times| times.e2e).into_iter().collect()));
     if let Some(last) = loads.last().filter(|last| !last.summary.models.is_empty()) {
         let steps =
-            |(model, log): (&ModelSummary, &ModelLog)| (model.name.clone(), fill(&log.steps, last.carried.began));
+            |(model, log): (&ModelSummary, &ModelLog)| line(model.name.clone(), fill(&log.steps, last.carried.began));
         panels.push(Panel {
-            title: "Requests in a step",
+            title: "Requests in a step".into(),
             x: format!("s, load of {}", last.summary.pace),
-            y: "requests",
+            y: "requests".into(),
             lines: last.summary.models.iter().zip(logs).map(steps).collect(),
-            marked: false,
         });
     }
     panels
@@ -120,48 +92,6 @@ fn fill(steps: &[Step], began: Instant) -> Vec<(f64, f64)> {
         (middle, steps.iter().map(|step| f64::from(step.sequences)).sum::<f64>() / steps.len() as f64)
     };
     steps.chunk_by(|a, b| window(a) == window(b)).map(mean).collect()
-}
-
-fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, panel: &Panel) -> Result<(), Box<dyn Error>>
-where
-    B::ErrorType: 'static,
-{
-    let points = || panel.lines.iter().flat_map(|(_, points)| points);
-    let right = points().map(|point| point.0).fold(0.0, f64::max);
-    let top = points().map(|point| point.1).fold(0.0, f64::max);
-    let limit = |most: f64| if most > 0.0 { 1.05 * most } else { 1.0 };
-    let mut chart = ChartBuilder::on(area)
-        .caption(panel.title, ("sans-serif", 16))
-        .margin(12)
-        .x_label_area_size(40)
-        .y_label_area_size(56)
-        .build_cartesian_2d(0.0..limit(right), 0.0..limit(top))?;
-    chart
-        .configure_mesh()
-        .light_line_style(WHITE)
-        .x_desc(&panel.x)
-        .y_desc(panel.y)
-        .label_style(("sans-serif", 12))
-        .draw()?;
-    for ((name, line), colour) in panel.lines.iter().zip(COLOURS.iter().cycle()) {
-        let drawn = chart.draw_series(LineSeries::new(line.iter().copied(), colour.stroke_width(2)))?;
-        if !name.is_empty() {
-            drawn.label(name).legend(|(x, y)| PathElement::new(vec![(x, y), (x + 16, y)], colour.stroke_width(2)));
-        }
-        if panel.marked {
-            chart.draw_series(line.iter().map(|point| Circle::new(*point, 4, colour.filled())))?;
-        }
-    }
-    if panel.lines.iter().any(|(name, _)| !name.is_empty()) {
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::LowerRight)
-            .background_style(WHITE.mix(0.8))
-            .border_style(BLACK.mix(0.3))
-            .label_font(("sans-serif", 12))
-            .draw()?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -192,7 +122,7 @@ mod tests {
         let points = cdf(&carried(zero).answers, |a| a.times().map(|times| times.ttft).into_iter().collect());
         assert_eq!(points, [(10.0, 0.5), (30.0, 1.0)]);
         let many: Vec<Answer> = (0..5000).map(|_| carried(zero).answers[0].clone()).collect();
-        let points = cdf(&many, |a| a.times().map(|times| times.e2e).into_iter().collect());
+        let points = cdf(&many, |a| a.times().and_then(|times| times.e2e).into_iter().collect());
         assert!(points.len() <= POINTS + 1 && points.last() == Some(&(100.0, 1.0)));
     }
 

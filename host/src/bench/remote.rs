@@ -31,22 +31,29 @@ impl Remote {
     }
 
     fn call(&self, rows: &Rows<'_>, signals: &SignalRequest) -> Result<(Sample, Columns), RunnerError> {
+        if let Some(refusal) = refusal(rows, signals) {
+            return Err(RunnerError::new(refusal));
+        }
         let fault = |message: String| RunnerError::new(format!("standard serving: {message}"));
-        if rows.sampled != 1 {
-            return Err(fault("verifies no drafts, as a call gives one token".into()));
-        }
-        if signals.top_k > 0 || !signals.token_logits.is_empty() {
-            return Err(fault("the servers return scalar signals only, no logits of single tokens".into()));
-        }
-        if rows.masked.len() > MASKED {
-            return Err(fault(format!("{} tokens cannot be left out; {MASKED} can", rows.masked.len())));
-        }
         let routing = signals.scalars != SignalSet::NONE;
         let body = body(&self.info.name, rows, routing).to_string();
         let answer = async { self.client.send(Method::POST, "/generate", Some(body)).await?.whole().await };
         let answer = self.runtime.block_on(answer).map_err(fault)?;
         let answer: Value = serde_json::from_slice(&answer).map_err(|e| fault(format!("not JSON: {e}")))?;
         read(&answer, signals.scalars).map_err(fault)
+    }
+}
+
+/// Why no call can give what is asked for; `None` if one can.
+pub(super) fn refusal(rows: &Rows<'_>, signals: &SignalRequest) -> Option<String> {
+    if rows.sampled > 1 {
+        Some("standard serving verifies no drafts, as a call gives one token".into())
+    } else if signals.top_k > 0 || !signals.token_logits.is_empty() {
+        Some("standard serving has scalar signals only, no logits of single tokens".into())
+    } else if rows.masked.len() > MASKED {
+        Some(format!("standard serving cannot leave out {} tokens; {MASKED} at most", rows.masked.len()))
+    } else {
+        None
     }
 }
 

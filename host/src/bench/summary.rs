@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
+
 use super::ask::{Answer, ms};
 use super::flow::Flow;
 use super::goodput::{Limit, is_good};
@@ -11,12 +13,40 @@ use super::models::{self, ModelSummary};
 use super::statistics::Distribution;
 use super::timed::ModelLog;
 
+/// Times to the first token, in ms, of prompts of which a prefix cache had less than half, and of the others.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ByCache {
+    pub cold_requests: usize,
+    pub cold: Distribution,
+    pub warm_requests: usize,
+    pub warm: Distribution,
+    /// Median of the warm by that of the cold.
+    pub ratio: f64,
+}
+
+impl ByCache {
+    fn of(answers: &[&Answer]) -> Option<Self> {
+        let times = |wanted: bool| -> Vec<f64> {
+            let is_warm = |answer: &Answer| Some(2 * answer.cached_tokens? >= answer.prompt_tokens);
+            let those = answers.iter().filter(|answer| is_warm(answer) == Some(wanted));
+            those.filter_map(|answer| answer.times()).map(|times| times.ttft).collect()
+        };
+        let (cold, warm) = (times(false), times(true));
+        let (cold_requests, warm_requests) = (cold.len(), warm.len());
+        let [cold, warm] = [cold, warm].map(|times| Distribution::of(times.into_iter()));
+        let ratio = warm.p50 / cold.p50;
+        (cold_requests > 0 && warm_requests > 0).then_some(Self { cold_requests, cold, warm_requests, warm, ratio })
+    }
+}
+
 /// One load. Tokens, rates and times are of the requests that did not fail.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
     pub pace: Pace,
     pub completed: usize,
     pub failed: usize,
+    /// Broken off when the time was over. Their tokens count, and their times as far as they are known.
+    pub cut: usize,
     /// What the failed ones were told, and how often; the most frequent first.
     pub failures: Vec<(String, usize)>,
     /// From the start of the load to the end of the last request.
@@ -36,6 +66,8 @@ pub struct Summary {
     pub decode_tokens_per_second: Option<f64>,
     /// From the submission to the first token.
     pub ttft_ms: Distribution,
+    /// The same by what the prefix cache had. `None` unless there are requests of both kinds.
+    pub by_cache: Option<ByCache>,
     /// From the first token to the end, by the tokens after the first.
     pub tpot_ms: Distribution,
     /// Between tokens, or chunks, that follow each other.
@@ -65,25 +97,31 @@ impl Summary {
         let times: Vec<_> = completed.iter().filter_map(|answer| answer.times()).collect();
         let end = answers.iter().map(|answer| answer.ended).max().unwrap_or(*began);
         let elapsed = end - *began;
+        let cut = completed.iter().filter(|answer| answer.cut).count();
         let tokens = completed.iter().map(|answer| answer.tokens).sum();
-        let good = times.iter().filter(|times| is_good(times, limits)).count() as u64;
+        let ended = completed.iter().filter(|answer| !answer.cut).filter_map(|answer| answer.times());
+        let good = ended.filter(|times| is_good(times, limits)).count() as u64;
         let gaps = completed.iter().flat_map(|answer| answer.arrivals.windows(2));
         let handoffs: Vec<u64> = completed.iter().filter_map(|answer| answer.handoffs).collect();
         let mut by_model: BTreeMap<String, u64> = BTreeMap::new();
         for (name, tokens) in completed.iter().flat_map(|answer| &answer.by_model) {
             *by_model.entry(name.clone()).or_default() += tokens;
         }
+        // An answer that was broken off tells none.
+        let told = (handoffs.len() == completed.len()).then(|| handoffs.iter().sum());
+        let flow = logs.iter().any(|log| !log.visits.is_empty()).then(|| Flow::new(answers, logs));
         let (mean_under_way, most_under_way) = under_way(answers, elapsed);
         Self {
             pace,
-            completed: completed.len(),
+            completed: completed.len() - cut,
+            cut,
             failed: answers.len() - completed.len(),
             failures: failures(answers),
             seconds: elapsed.as_secs_f64(),
             cached_tokens: completed.iter().map(|answer| answer.cached_tokens).sum(),
             prompt_tokens: completed.iter().map(|answer| answer.prompt_tokens).sum(),
             tokens,
-            requests_per_second: rate(completed.len() as u64, elapsed),
+            requests_per_second: rate((completed.len() - cut) as u64, elapsed),
             tokens_per_second: rate(tokens, elapsed),
             goodput: (!limits.is_empty()).then(|| rate(good, elapsed)),
             decode_tokens_per_second: match pace {
@@ -91,9 +129,10 @@ impl Summary {
                 Pace::Open { .. } => None,
             },
             ttft_ms: Distribution::of(times.iter().map(|times| times.ttft)),
+            by_cache: ByCache::of(&completed),
             tpot_ms: Distribution::of(times.iter().filter_map(|times| times.tpot)),
             itl_ms: Distribution::of(gaps.map(|pair| ms(pair[1].0 - pair[0].0))),
-            e2e_ms: Distribution::of(times.iter().map(|times| times.e2e)),
+            e2e_ms: Distribution::of(times.iter().filter_map(|times| times.e2e)),
             late_ms: match pace {
                 Pace::Closed { .. } => Distribution::default(),
                 Pace::Open { .. } => {
@@ -102,16 +141,16 @@ impl Summary {
             },
             mean_under_way,
             most_under_way,
-            handoffs: (handoffs.len() == completed.len()).then(|| handoffs.iter().sum()),
+            handoffs: told.or_else(|| flow.as_ref().map(Flow::handoffs)),
             by_model,
             models: models::summaries(names, logs, answers, elapsed),
-            flow: logs.iter().any(|log| !log.visits.is_empty()).then(|| Flow::new(answers, logs)),
+            flow,
         }
     }
 
     /// Requests in all.
     pub fn total(&self) -> usize {
-        self.completed + self.failed
+        self.completed + self.failed + self.cut
     }
 }
 
@@ -217,6 +256,32 @@ mod tests {
         assert_eq!((summary.decode_tokens_per_second, summary.goodput), (None, None));
         let none = Summary::new(CLOSED, &carried(zero, vec![failed("x")]), &[], &[], &[]);
         assert_eq!((none.completed, none.tokens_per_second, none.ttft_ms), (0, 0.0, Distribution::default()));
+    }
+
+    #[test]
+    fn first_tokens_by_what_the_cache_had() {
+        let zero = Instant::now();
+        let answer = |cached, first| Answer { cached_tokens: cached, ..answer(zero, 0, &[first, 1000]) };
+        let by_cache = |answers| Summary::new(CLOSED, &carried(zero, answers), &[], &[], &[]).by_cache;
+        let seen =
+            by_cache(vec![answer(Some(0), 100), answer(Some(4), 300), answer(Some(5), 20), answer(Some(10), 40)]);
+        let seen = seen.unwrap();
+        assert_eq!((seen.cold_requests, seen.cold.p50, seen.warm_requests, seen.warm.p50), (2, 200.0, 2, 30.0));
+        assert_eq!(seen.ratio, 0.15);
+        assert_eq!(by_cache(vec![answer(Some(0), 100), answer(Some(4), 300)]), None);
+        assert_eq!(by_cache(vec![answer(None, 100), answer(Some(10), 300)]), None);
+    }
+
+    #[test]
+    fn what_was_broken_off_counts_without_its_end() {
+        let zero = Instant::now();
+        let cut = Answer { cut: true, handoffs: None, ..answer(zero, 0, &[100, 200, 300, 400]) };
+        let limits = ["ttft:1000".parse().unwrap()];
+        let summary = Summary::new(CLOSED, &carried(zero, vec![cut, answer(zero, 0, &[100, 200])]), &limits, &[], &[]);
+        assert_eq!((summary.completed, summary.cut, summary.failed, summary.total()), (1, 1, 0, 2));
+        assert_eq!((summary.tokens, summary.tokens_per_second, summary.requests_per_second), (6, 15.0, 2.5));
+        assert_eq!((summary.e2e_ms.p50, summary.ttft_ms.p50, summary.tpot_ms.p50), (200.0, 100.0, 100.0));
+        assert_eq!((summary.goodput, summary.handoffs), (Some(2.5), None));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use super::ask::{Answer, Ask, Reply};
+use super::ask::{Answer, Ask, Reply, Until};
 use super::dispatcher::Dispatcher;
 use super::in_process::InProcess;
 use super::openai::OpenAi;
@@ -26,12 +26,12 @@ impl Target {
         }
     }
 
-    /// Ask and wait for the end. `told` counts the tokens as they come.
-    pub async fn answer(&self, ask: &Ask, told: &AtomicU64) -> (Answer, Reply) {
+    /// Ask and wait for the end, or until the time is over. `told` counts the tokens as they come.
+    pub async fn answer(&self, ask: &Ask, told: &AtomicU64, until: Until) -> (Answer, Reply) {
         match self {
-            Self::InProcess(engine) => engine.answer(ask, told).await,
-            Self::Dispatcher(dispatcher) => dispatcher.answer(ask, told).await,
-            Self::Url(server) => server.answer(ask, told).await,
+            Self::InProcess(engine) => engine.answer(ask, told, until).await,
+            Self::Dispatcher(dispatcher) => dispatcher.answer(ask, told, until).await,
+            Self::Url(server) => server.answer(ask, told, until).await,
         }
     }
 }

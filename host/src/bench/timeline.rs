@@ -7,7 +7,7 @@ use plotters::prelude::*;
 use serde_json::{Value, json};
 
 use super::timed::Step;
-use crate::eval::plot::COLOURS;
+use crate::chart::COLOURS;
 
 const WIDTH: u32 = 1200;
 /// Height of a model's lane, and of what is around the lanes.

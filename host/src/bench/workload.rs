@@ -73,8 +73,13 @@ pub struct Workload {
     pub input: Length,
     /// `None`: the data set gives it.
     pub output: Option<Length>,
-    /// Tokens that all random prompts have before their own.
+    /// Tokens that random prompts share, before their own.
     pub prefix: u32,
+    /// Different prefixes of a load, which its requests have in turns and no other load has. `None`: all loads have the
+    /// same one, the warm-up, too.
+    pub prefixes: Option<u32>,
+    /// Turns of a session of random prompts; each has new tokens behind the answers so far. At least 1.
+    pub turns: u32,
     /// Random tokens are below it. `None`: there are none.
     pub vocab_size: Option<u32>,
     /// Request `i` is drawn and sampled with `seed + i`.
@@ -95,20 +100,26 @@ impl Workload {
 
     /// Sessions number `first..first + count`, each with its turns. A data set is begun anew where it ends.
     pub fn sessions(&self, first: u64, count: usize) -> Result<Vec<Vec<Ask>>, Missing> {
-        (0..count as u64).map(|index| self.session(first + index, index as usize)).collect()
+        (0..count as u64).map(|index| self.session(first, index)).collect()
     }
 
-    fn session(&self, number: u64, place: usize) -> Result<Vec<Ask>, Missing> {
-        let seed = self.seed.wrapping_add(number);
-        let Some(session) = self.sessions.get(place % self.sessions.len().max(1)) else {
-            let length = self.input.draw(seed, INPUT_LEN);
-            return Ok(vec![self.ask(self.random(seed, length, self.prefix)?, None, seed, None)?]);
+    /// Number `index` of those from `first` on.
+    fn session(&self, first: u64, index: u64) -> Result<Vec<Ask>, Missing> {
+        let seed = self.seed.wrapping_add(first + index);
+        // No two loads have a `first` below the number of the other's last request.
+        let prefix = self.prefixes.map_or(0, |prefixes| 1 + first + index % u64::from(prefixes.max(1)));
+        let Some(session) = self.sessions.get(index as usize % self.sessions.len().max(1)) else {
+            let turn = |turn: u32| {
+                let seed = turn_seed(seed, turn as usize);
+                let length = self.input.draw(seed, INPUT_LEN);
+                self.ask(self.random(seed, length, (turn == 0).then_some(prefix))?, None, seed, None)
+            };
+            return (0..self.turns.max(1)).map(turn).collect();
         };
         let turn = |(turn, asked): (usize, &super::dataset::Turn)| {
-            // Turns of one session are drawn apart.
-            let seed = seed.wrapping_add((turn as u64) << 32);
+            let seed = turn_seed(seed, turn);
             let prompt = match &asked.content {
-                Content::Length(length) => self.random(seed, *length, if turn == 0 { self.prefix } else { 0 })?,
+                Content::Length(length) => self.random(seed, *length, (turn == 0).then_some(prefix))?,
                 Content::Given(prompt) => prompt.clone(),
             };
             self.ask(prompt, asked.output_len, seed, Some(asked.line))
@@ -122,13 +133,20 @@ impl Workload {
         Ok(Ask { prompt, output_len, seed, line })
     }
 
-    fn random(&self, seed: u64, length: u32, prefix: u32) -> Result<Prompt, Missing> {
+    /// `prefix`: the number of the one that goes before.
+    fn random(&self, seed: u64, length: u32, prefix: Option<u64>) -> Result<Prompt, Missing> {
         let size = self.vocab_size.ok_or(Missing { line: None, what: VOCAB_SIZE_MISSING })?;
         let token =
             |seed, stream| move |at: u32| (random::uniform(seed, u64::from(at), stream) * f64::from(size)) as TokenId;
-        let shared = (0..prefix).map(token(self.seed, PREFIX));
+        let of_prefix = token(self.seed.wrapping_add(prefix.unwrap_or(0)), PREFIX);
+        let shared = (0..prefix.map_or(0, |_| self.prefix)).map(of_prefix);
         Ok(Prompt::Tokens(shared.chain((0..length).map(token(seed, TOKENS))).collect()))
     }
+}
+
+/// Turns of one session are drawn apart.
+fn turn_seed(seed: u64, turn: usize) -> u64 {
+    seed.wrapping_add((turn as u64) << 32)
 }
 
 #[cfg(test)]
@@ -142,6 +160,8 @@ mod tests {
             input: "20:5".parse().unwrap(),
             output: Some("8:2".parse().unwrap()),
             prefix: 3,
+            prefixes: None,
+            turns: 1,
             vocab_size: Some(100),
             seed: 9,
             sessions,
@@ -168,6 +188,26 @@ mod tests {
         assert!(outputs.iter().enumerate().all(|(length, count)| (*count > 0) == (6..=10).contains(&length)));
         assert_ne!(first[3..], tokens(&asks[1])[3..]);
         assert_eq!(workload("").sessions(7, 3).unwrap().concat(), asks[7..10]);
+    }
+
+    #[test]
+    fn prefixes_are_of_one_load() {
+        let workload = Workload { prefixes: Some(2), turns: 2, ..workload("") };
+        let heads = |first, count| -> Vec<Vec<u32>> {
+            let sessions = workload.sessions(first, count).unwrap();
+            let head = |turns: &Vec<Ask>| match (&turns[0].prompt, turns.len()) {
+                (Prompt::Tokens(tokens), 2) => tokens[..3].to_vec(),
+                other => panic!("{other:?}"),
+            };
+            sessions.iter().map(head).collect()
+        };
+        let (warm_up, load) = (heads(0, 1), heads(1, 4));
+        assert!(load[0] == load[2] && load[1] == load[3] && load[0] != load[1], "{load:?}");
+        assert!(!load.contains(&warm_up[0]) && heads(5, 2).iter().all(|head| !load.contains(head)));
+        // Later turns have tokens of their own, and no prefix.
+        let [first, second] = workload.sessions(1, 1).unwrap()[0].clone().try_into().unwrap();
+        let (Prompt::Tokens(first), Prompt::Tokens(second)) = (first.prompt, second.prompt) else { panic!() };
+        assert!(second.len() <= 25 && first[3..] != second[..] && !second.starts_with(&first[..3]));
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub struct Prepared {
     /// By route of the configuration.
     excluded: Vec<Vec<TokenId>>,
     /// By model, as known before it is loaded.
-    infos: Vec<ModelInfo>,
+    pub(super) infos: Vec<ModelInfo>,
     /// By model: tokens that it never samples.
     masked: Vec<Vec<TokenId>>,
     /// Of all routes that were checked.
@@ -140,6 +140,14 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
             Failure::input(config.error(&route.settings_origin, format!("routes.{}.settings: {e}", route.name)))
         })?;
         prepared.plugins.push(plugin);
+    }
+    for model in config.models.iter().filter(|model| model.hold > model.max_wait) {
+        let [hold, most] = [model.hold, model.max_wait].map(|time| time.as_secs_f64() * 1e3);
+        tracing::warn!(
+            "{}: models.{}.hold_ms = {hold}: counts up to max_wait_ms ({most}) only; lower it, or raise max_wait_ms",
+            config.file.display(),
+            model.name
+        );
     }
     let ladders: Vec<Vec<u32>> = config.models.iter().map(|m| m.min_batch.clone()).collect();
     if config.batching.schedule == Schedule::Delayed
@@ -310,7 +318,7 @@ impl Prepared {
                     None => Failure::input(error),
                 }
             }
-            StartError::Thread { .. } | StartError::Delivery { .. } => Failure::work(error),
+            StartError::Thread { .. } | StartError::Delivery { .. } | StartError::Tuner { .. } => Failure::work(error),
         }
     }
 
@@ -341,7 +349,12 @@ impl Prepared {
         observer: Option<Arc<dyn Observer>>,
     ) -> Result<Engine, Failure> {
         let models = self.setups(runners);
-        Engine::start_observed(models, routes, self.config.batching.schedule, observer)
-            .map_err(|error| self.start_failure(&error))
+        let batching = self.config.batching;
+        let mut engine = Engine::start_observed(models, routes, batching.schedule, observer)
+            .map_err(|error| self.start_failure(&error))?;
+        if let Some(settings) = batching.online {
+            engine.follow(settings).map_err(|error| self.start_failure(&error))?;
+        }
+        Ok(engine)
     }
 }

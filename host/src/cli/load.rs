@@ -152,6 +152,7 @@ impl Prepared {
             pages,
             max_rows: placed.max_rows,
             partition: self.partition(index),
+            graphs: self.config.gpu.graphs,
             high_priority: self.placed.iter().any(larger),
             progress: Some(told),
         };

@@ -8,11 +8,13 @@ use super::tree::{Field, Section};
 pub struct GpuConfig {
     /// Share of a device's memory that all models on it may use together.
     pub memory_fraction: f64,
+    /// Steps of models on CUDA devices are replayed graphs.
+    pub graphs: bool,
 }
 
 impl Default for GpuConfig {
     fn default() -> Self {
-        Self { memory_fraction: 0.92 }
+        Self { memory_fraction: 0.92, graphs: true }
     }
 }
 
@@ -41,6 +43,9 @@ pub(super) fn gpu(mut section: Section) -> Result<GpuConfig, Fault> {
     let mut gpu = GpuConfig::default();
     if let Some(field) = section.take("memory_fraction") {
         gpu.memory_fraction = field.number(0.01..=1.0)?;
+    }
+    if let Some(field) = section.take("graphs") {
+        gpu.graphs = field.boolean()?;
     }
     section.end()?;
     Ok(gpu)

@@ -21,6 +21,7 @@ pub use batching::BatchingConfig;
 pub use error::{ConfigError, Origin, suggestion};
 pub use gpu::{DeviceChoice, DtypeChoice, GpuConfig};
 pub use locate::{HubCache, model_directory, plugin_directories};
+pub use read::DEFAULT_MAX_WAIT;
 pub use record::RecordConfig;
 pub use tree::ENV_PREFIX;
 

@@ -14,7 +14,8 @@ use crate::engine::OnError;
 use crate::runner::model_config::shapes;
 use crate::subserver::coordinator::Waiting;
 
-const DEFAULT_MAX_WAIT: Duration = Duration::from_millis(50);
+/// `max_wait_ms` where it is not given.
+pub const DEFAULT_MAX_WAIT: Duration = Duration::from_millis(50);
 
 pub(super) fn config(text: &str, file: &Path, variables: &BTreeMap<String, String>) -> Result<Config, Fault> {
     let mut root = tree::parse(text)?;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::online::Settings;
 use crate::subserver::gate::Schedule;
 use proptest::prelude::*;
 
@@ -129,7 +130,7 @@ fn defaults() {
     let model = &config.models[0];
     assert_eq!((model.device, &model.min_batch, model.context), (DeviceChoice::Auto, &vec![1], None));
     assert_eq!((model.dtype, model.weights, model.pool), (DtypeChoice::Auto, Weights::Directory, None));
-    assert_eq!(config.gpu, GpuConfig { memory_fraction: 0.92 });
+    assert_eq!(config.gpu, GpuConfig { memory_fraction: 0.92, graphs: true });
     assert_eq!((config.batching.schedule, model.hold), (Schedule::Delayed, Duration::ZERO));
     assert!(config.routes.is_empty());
     assert_eq!(config.record, None);
@@ -179,10 +180,43 @@ fn messages_about_batching() {
             "schedule = 'lazy'",
             "batching.schedule = \"lazy\": must be \"delayed\", \"eager\", \"model-sync\" or \"step-sync\"",
         ),
+        ("mode = 'auto'", "batching.mode = \"auto\": must be \"fixed\" or \"online\""),
+        (
+            "mode = 'online'\nschedule = 'eager'",
+            "batching.mode = \"online\": needs schedule = \"delayed\"; under \"eager\" no model waits for min_batch requests",
+        ),
+        (
+            "p99_tpot_ms = 30",
+            "batching.p99_tpot_ms = 30: has no effect without mode = \"online\"; set that or leave this out",
+        ),
+        (
+            "interval_s = 3\nmode = 'fixed'",
+            "batching.interval_s = 3: has no effect without mode = \"online\"; set that or leave this out",
+        ),
         ("scedule = 'eager'", "unknown key `batching.scedule`: did you mean `schedule`?"),
     ] {
         assert_eq!(error(&format!("[batching]\n{line}\n{BASE}")), format!("dir/t.toml:2: {message}"));
     }
+    for (line, message) in [
+        ("p99_tpot_ms = 0", "batching.p99_tpot_ms = 0: must be from 0.001 to 10000000"),
+        ("p99_ttft_ms = -5", "batching.p99_ttft_ms = -5: must be from 0.001 to 10000000"),
+        ("interval_s = 0.1", "batching.interval_s = 0.1: must be from 0.5 to 3600"),
+    ] {
+        let text = format!("[batching]\nmode = 'online'\n{line}\n{BASE}");
+        assert_eq!(error(&text), format!("dir/t.toml:3: {message}"));
+    }
+}
+
+#[test]
+fn ladders_that_follow_the_traffic() {
+    let online = |text: &str| parse(&format!("[batching]\n{text}\n{BASE}")).unwrap().batching.online;
+    assert_eq!((online(""), online("mode = 'fixed'")), (None, None));
+    let settings = Settings { interval: Duration::from_secs(3), p99_tpot_ms: None, p99_ttft_ms: None };
+    assert_eq!(online("mode = 'online'"), Some(settings));
+    let limited = "mode = 'online'\nschedule = 'delayed'\ninterval_s = 1.5\np99_tpot_ms = 30\np99_ttft_ms = 250.5";
+    let settings =
+        Settings { interval: Duration::from_millis(1500), p99_tpot_ms: Some(30.0), p99_ttft_ms: Some(250.5) };
+    assert_eq!(online(limited), Some(settings));
 }
 
 #[test]
@@ -289,11 +323,11 @@ fn devices_and_shapes() {
 
 #[test]
 fn sharing_a_gpu() {
-    let config = parse(&format!("{BASE}[gpu]\nmemory_fraction = 0.5\n")).unwrap();
-    assert_eq!(config.gpu, GpuConfig { memory_fraction: 0.5 });
+    let config = parse(&format!("{BASE}[gpu]\nmemory_fraction = 0.5\ngraphs = false\n")).unwrap();
+    assert_eq!(config.gpu, GpuConfig { memory_fraction: 0.5, graphs: false });
     for (line, message) in [
         ("memory_fraction = 1.5", "gpu.memory_fraction = 1.5: must be from 0.01 to 1"),
-        ("fraction = 1", "unknown key `gpu.fraction`: known are memory_fraction"),
+        ("fraction = 1", "unknown key `gpu.fraction`: known are memory_fraction, graphs"),
     ] {
         assert_eq!(more(&format!("[gpu]\n{line}\n")), format!("dir/t.toml:7: {message}"));
     }

@@ -4,8 +4,9 @@ mod schedules;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::at_model::MODEL_PANICKED;
 use super::*;
 use crate::request::FinishReason;
 use crate::request::SamplingParams;
@@ -88,7 +89,7 @@ fn request(engine: &Engine, model: &str, max_tokens: u32) -> NewRequest {
 
 fn last(stream: &mut RequestStream) -> Event {
     loop {
-        match stream.events.blocking_recv().expect("a stream ends with its last event") {
+        match stream.events.blocking_recv().expect("a stream ends with its last event").event {
             Event::PromptCached { .. } | Event::Committed { .. } => {}
             last => return last,
         }
@@ -181,13 +182,26 @@ fn what_cannot_work_is_refused() {
     assert!(engine.check(&with(vec![1; 10], 65_526)).is_ok());
 }
 
+/// Not when its client gets to it.
+#[test]
+fn events_have_the_moment_of_their_step() {
+    let (engine, _) = engine(Fault::None);
+    let submitted = Instant::now();
+    let mut stream = engine.submit(request(&engine, "m0", 20)).unwrap();
+    wait_for(|| engine.live_requests() == 0);
+    let over = Instant::now();
+    let moments: Vec<Instant> = std::iter::from_fn(|| stream.events.blocking_recv()).map(|told| told.at).collect();
+    assert!(moments.len() == 21 && moments.is_sorted(), "{moments:?}");
+    assert!(submitted < moments[0] && moments[0] < moments[19] && moments[20] < over, "{moments:?}");
+}
+
 #[test]
 fn runners_come_back_for_another_engine() {
     let (engine, _) = engine(Fault::None);
     let greedy = |engine: &Engine| {
         let mut stream = engine.submit(request(engine, "m1", 20)).unwrap();
         let mut tokens = Vec::new();
-        while let Some(Event::Committed { tokens: new, .. }) = stream.events.blocking_recv() {
+        while let Some(Event::Committed { tokens: new, .. }) = stream.events.blocking_recv().map(|told| told.event) {
             tokens.extend(new.iter().map(|committed| committed.token));
         }
         tokens

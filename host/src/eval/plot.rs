@@ -5,18 +5,9 @@ use std::error::Error;
 use plotters::prelude::*;
 
 use super::summary::Summary;
+use crate::chart::{COLOURS, legend};
 
 const SIZE: (u32, u32) = (800, 560);
-/// Told apart by people who see few colours, too (Okabe and Ito).
-pub const COLOURS: [RGBColor; 7] = [
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(230, 159, 0),
-    RGBColor(86, 180, 233),
-    RGBColor(0, 0, 0),
-];
 /// Longest label beside a point, in characters.
 const LABEL: usize = 16;
 
@@ -80,13 +71,7 @@ pub fn svg(title: &str, summaries: &[Summary]) -> Result<String, Box<dyn Error>>
             };
             chart.draw_series(series.points.iter().filter(|mark| !mark.label.is_empty()).map(text))?;
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::LowerRight)
-            .background_style(WHITE.mix(0.8))
-            .border_style(BLACK.mix(0.3))
-            .label_font(("sans-serif", 14))
-            .draw()?;
+        legend(&mut chart)?;
         root.present()?;
     }
     Ok(svg)

@@ -4,6 +4,7 @@ mod ledger;
 mod sampling;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 pub use ledger::{Ledger, LedgerError};
 pub use sampling::{MAX_TOP_LOGPROBS, SamplingParams};
@@ -135,4 +136,20 @@ pub enum Event {
     Finished { reason: FinishReason, handoffs: u32 },
     /// The last event of a request that failed.
     Failed(RequestError),
+}
+
+/// An event on its way to its client.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Told {
+    /// When it happened: for what a step came to, when the step had ended, as the model's thread saw it.
+    pub at: Instant,
+    /// What happened.
+    pub event: Event,
+}
+
+impl Told {
+    /// It happens now.
+    pub fn now(event: Event) -> Self {
+        Self { at: Instant::now(), event }
+    }
 }

@@ -67,40 +67,6 @@ pub struct Gathered {
 }
 
 impl Columns {
-    /// The rows `rows` of these columns (computed for `computed`), cut to what `wanted` asked for. `nets`
-    /// are the runner's ids of the nets in `wanted`.
-    pub fn gather(&self, computed: &SignalRequest, wanted: &Requirements, nets: &[NetId], rows: &[usize]) -> Gathered {
-        let scalar = |signal: SignalSet, column: &[f32]| -> Vec<f32> {
-            if wanted.signals.contains(signal) { rows.iter().map(|&r| column[r]).collect() } else { Vec::new() }
-        };
-        let (have, want) = (computed.top_k as usize, wanted.top_k as usize);
-        let places: Vec<usize> =
-            wanted.token_logits.iter().filter_map(|id| computed.token_logits.iter().position(|c| c == id)).collect();
-        let width = computed.token_logits.len();
-        let nets: Vec<&NetScores> = nets.iter().filter_map(|&id| self.net(id)).collect();
-        Gathered {
-            columns: Columns {
-                entropy: scalar(SignalSet::ENTROPY, &self.entropy),
-                entropy_norm: scalar(SignalSet::ENTROPY_NORM, &self.entropy_norm),
-                top1_prob: scalar(SignalSet::TOP1_PROB, &self.top1_prob),
-                margin: scalar(SignalSet::MARGIN, &self.margin),
-                logsumexp: scalar(SignalSet::LOGSUMEXP, &self.logsumexp),
-                candidate_prob: scalar(SignalSet::CANDIDATE_PROB, &self.candidate_prob),
-                topk_values: rows.iter().flat_map(|&r| &self.topk_values[r * have..r * have + want]).copied().collect(),
-                topk_ids: rows.iter().flat_map(|&r| &self.topk_ids[r * have..r * have + want]).copied().collect(),
-                token_logits: rows
-                    .iter()
-                    .flat_map(|&r| places.iter().map(move |&p| self.token_logits[r * width + p]))
-                    .collect(),
-                nets: Vec::new(),
-            },
-            top_k: wanted.top_k,
-            token_logit_count: wanted.token_logits.len() as u32,
-            net_scores: rows.iter().flat_map(|&r| nets.iter().flat_map(move |net| net.row(r))).copied().collect(),
-            net_width: nets.iter().map(|net| net.width as u32).sum(),
-        }
-    }
-
     /// Scores of a net.
     pub fn net(&self, id: NetId) -> Option<&NetScores> {
         self.nets.iter().find(|(net, _)| *net == id).map(|(_, scores)| scores)
@@ -129,6 +95,61 @@ impl NetScores {
 }
 
 impl Gathered {
+    /// Take the rows `rows` of `columns` (computed for `computed`), cut to what `wanted` asked for, in place of
+    /// what was here. `nets` are the runner's ids of the nets in `wanted`.
+    pub fn gather(
+        &mut self,
+        columns: &Columns,
+        computed: &SignalRequest,
+        wanted: &Requirements,
+        nets: &[NetId],
+        rows: &[usize],
+    ) {
+        let Self { columns: own, top_k, token_logit_count, net_scores, net_width } = self;
+        for (signal, from, to) in [
+            (SignalSet::ENTROPY, &columns.entropy, &mut own.entropy),
+            (SignalSet::ENTROPY_NORM, &columns.entropy_norm, &mut own.entropy_norm),
+            (SignalSet::TOP1_PROB, &columns.top1_prob, &mut own.top1_prob),
+            (SignalSet::MARGIN, &columns.margin, &mut own.margin),
+            (SignalSet::LOGSUMEXP, &columns.logsumexp, &mut own.logsumexp),
+            (SignalSet::CANDIDATE_PROB, &columns.candidate_prob, &mut own.candidate_prob),
+        ] {
+            to.clear();
+            if wanted.signals.contains(signal) {
+                to.extend(rows.iter().map(|&row| from[row]));
+            }
+        }
+        *top_k = wanted.top_k;
+        *token_logit_count = wanted.token_logits.len() as u32;
+        *net_width = 0;
+        own.topk_values.clear();
+        own.topk_ids.clear();
+        own.token_logits.clear();
+        net_scores.clear();
+        // Most policies want scalars alone.
+        if wanted.top_k > 0 {
+            let (have, want) = (computed.top_k as usize, wanted.top_k as usize);
+            for &row in rows {
+                own.topk_values.extend_from_slice(&columns.topk_values[row * have..][..want]);
+                own.topk_ids.extend_from_slice(&columns.topk_ids[row * have..][..want]);
+            }
+        }
+        if !wanted.token_logits.is_empty() {
+            let place = |id| computed.token_logits.iter().position(|c| c == id);
+            let places: Vec<usize> = wanted.token_logits.iter().filter_map(place).collect();
+            for row in rows.iter().map(|row| row * computed.token_logits.len()) {
+                own.token_logits.extend(places.iter().map(|place| columns.token_logits[row + place]));
+            }
+        }
+        if !nets.is_empty() {
+            let nets: Vec<&NetScores> = nets.iter().filter_map(|&id| columns.net(id)).collect();
+            *net_width = nets.iter().map(|net| net.width as u32).sum();
+            for &row in rows {
+                nets.iter().for_each(|net| net_scores.extend_from_slice(net.row(row)));
+            }
+        }
+    }
+
     /// The view that policies get.
     pub fn view(&self) -> SignalColumns<'_> {
         let Self { columns, top_k, token_logit_count, net_scores, net_width } = self;

@@ -40,6 +40,8 @@ pub struct Hosts {
     models: Vec<Model>,
     /// By host.
     members: Vec<Vec<usize>>,
+    /// By host: whether any of its models is slowed down by others.
+    stretched: Vec<bool>,
     numbers: u64,
 }
 
@@ -50,8 +52,12 @@ impl Hosts {
         let model = |(host, stretch)| Model { host, stretch, running: None, busy: Duration::ZERO };
         let models: Vec<Model> = models.map(model).collect();
         let mut members = vec![Vec::new(); models.iter().map(|model| model.host + 1).max().unwrap_or(0)];
-        models.iter().enumerate().for_each(|(index, model)| members[model.host].push(index));
-        Self { models, members, numbers: 0 }
+        let mut stretched = vec![false; members.len()];
+        for (index, model) in models.iter().enumerate() {
+            members[model.host].push(index);
+            stretched[model.host] |= !model.stretch.is_empty();
+        }
+        Self { models, members, stretched, numbers: 0 }
     }
 
     pub fn same(&self, a: usize, b: usize) -> bool {
@@ -88,6 +94,9 @@ impl Hosts {
 
     /// The models that run on a host have changed: so have the ends of their steps.
     fn stretch(&mut self, host: usize, now: Duration, ends: &mut Vec<End>) {
+        if !self.stretched[host] {
+            return;
+        }
         let running = self.members[host].iter().filter(|&&model| self.is_running(model)).count();
         for &model in &self.members[host] {
             let Model { stretch, running: Some(step), .. } = &self.models[model] else { continue };

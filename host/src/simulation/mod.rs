@@ -3,7 +3,7 @@
 //! again. One thread; the same seed gives the same history.
 
 mod agenda;
-mod chance;
+pub(crate) mod chance;
 mod hosts;
 mod ledgers;
 pub mod plan;
@@ -19,12 +19,13 @@ use hosts::{End, Hosts};
 pub use ledgers::{Client, Ending, Ledgers};
 use tokenrouter_plugin_api::random::uniform;
 
+use crate::online::Reading;
 use crate::request::{Event, ModelId, RequestId, RequestSpec};
 use crate::runner::simulated::Latency;
 use crate::subserver::coordinator::{Coordinator, LadderError, Ladders, Waiting};
 use crate::subserver::gate::{Gate, Schedule};
 use crate::subserver::pacer::Pacer;
-use crate::subserver::{Effect, Message, PeerReq, Status, SubServer};
+use crate::subserver::{Effect, Message, PeerReq, Status, Stepped, SubServer};
 
 /// How messages between sub-servers fare.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -94,6 +95,8 @@ struct Place {
     latency: Latency,
     pacer: Pacer,
     inbox: Vec<Letter>,
+    /// What the step under way computes.
+    stepped: Stepped,
     /// A look that is on the agenda.
     timer: Option<Duration>,
     /// Its gate is to be looked at.
@@ -140,6 +143,7 @@ impl<A: Audience> World<A> {
             latency,
             pacer: Pacer::new(coordinator.clone(), ModelId(index as u32)),
             inbox: Vec::new(),
+            stepped: Stepped::default(),
             timer: None,
             touched: false,
         };
@@ -179,6 +183,13 @@ impl<A: Audience> World<A> {
     /// How long the forwards of `model` took that have ended.
     pub fn busy(&self, model: ModelId) -> Duration {
         self.hosts.busy(model.index())
+    }
+
+    /// What a tuner reads; times are for the audience to tell.
+    pub fn reading(&self) -> Reading {
+        let observed = (0..self.places.len()).map(|model| self.coordinator.observed(ModelId(model as u32)));
+        let (live, most_live) = (self.coordinator.live(), self.coordinator.take_most_live());
+        Reading { observed: observed.collect(), live, most_live, ..Reading::default() }
     }
 
     /// A request arrives at `at`.
@@ -319,11 +330,9 @@ impl<A: Audience> World<A> {
         let ready = place.server.ready();
         match place.pacer.look(ready, now) {
             Gate::Open => {
-                let before = place.server.counters();
-                place.pacer.start(ready, before, now);
-                let rows = place.server.step();
-                let requests = place.server.counters().batched - before.batched;
-                let work = place.latency.of(requests as usize, rows);
+                place.pacer.start(ready, now);
+                place.stepped = place.server.step();
+                let work = place.latency.of(place.stepped.requests, place.stepped.rows);
                 self.hosts.start(model, work, now, &mut self.ends);
                 self.enter_ends();
             }
@@ -351,14 +360,13 @@ impl<A: Audience> World<A> {
         self.places[model].touched = true;
         self.carry_out(model, true);
         let place = &mut self.places[model];
-        place.pacer.finish(place.server.ready(), place.server.counters(), self.now);
+        place.pacer.finish(place.server.ready(), place.stepped, place.server.counted(), self.now);
         self.wake(model);
     }
 
     /// Carry out what a model wants done, after a step or after taking messages.
     fn carry_out(&mut self, model: usize, stepped: bool) {
-        let mut effects = std::mem::take(&mut self.effects);
-        effects.extend(self.places[model].server.effects());
+        let mut effects = self.places[model].server.exchange_effects(std::mem::take(&mut self.effects));
         for effect in effects.drain(..) {
             match effect {
                 Effect::Send(message) => {
@@ -380,7 +388,7 @@ impl<A: Audience> World<A> {
         uniform(self.seed, self.draws, 1 << 20)
     }
 
-    fn send(&mut self, message: PeerReq) {
+    fn send(&mut self, message: Box<PeerReq>) {
         let (from, to) = (message.from, message.to);
         let letter = Letter { message: Message::Peer(message), announced: true };
         self.coordinator.sent(to, &letter.message);

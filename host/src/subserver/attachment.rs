@@ -13,9 +13,9 @@ use super::own_signals::OwnSignals;
 use super::prefix::Root;
 use crate::engine::OnError;
 use crate::policy::{PolicyFailure, PolicyInstance};
-use crate::request::{ModelId, RequestSpec, SignalName, TokenId};
+use crate::request::{ModelId, RequestId, RequestSpec, SignalName, TokenId};
 use crate::runner::net::NetId;
-use crate::runner::{Columns, SignalRequest};
+use crate::runner::{Columns, Gathered, SignalRequest};
 
 /// Dense slots: the lowest free one first.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ pub struct Failed {
 /// One row of the step, as its policy sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteRow {
-    pub id: u64,
+    pub id: RequestId,
     pub slot: Slot,
     pub seed: u64,
     pub position: u32,
@@ -60,6 +60,54 @@ pub struct RouteRow {
     pub sample: usize,
 }
 
+/// The rows that a policy is asked about in one call, by column. Kept for the memory.
+#[derive(Debug, Default)]
+pub struct Asked {
+    pub ids: Vec<RequestId>,
+    pub samples: Vec<usize>,
+    slots: Vec<Slot>,
+    seeds: Vec<u64>,
+    positions: Vec<u32>,
+    candidates: Vec<TokenId>,
+    drafts: Vec<TokenId>,
+    last_models: Vec<ModelIndex>,
+    remaining: Vec<u32>,
+    /// What it answers; `Stay` if it does not.
+    pub decisions: Vec<Decision>,
+}
+
+impl Asked {
+    pub fn push(&mut self, row: RouteRow) {
+        self.ids.push(row.id);
+        self.samples.push(row.sample);
+        self.slots.push(row.slot);
+        self.seeds.push(row.seed);
+        self.positions.push(row.position);
+        self.candidates.push(row.candidate);
+        self.drafts.push(row.draft.unwrap_or(NO_TOKEN));
+        self.last_models.push(row.came_from.unwrap_or(NO_MODEL));
+        self.remaining.push(row.remaining);
+        self.decisions.push(Decision::STAY);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    pub fn clear(&mut self) {
+        self.ids.clear();
+        self.samples.clear();
+        self.slots.clear();
+        self.seeds.clear();
+        self.positions.clear();
+        self.candidates.clear();
+        self.drafts.clear();
+        self.last_models.clear();
+        self.remaining.clear();
+        self.decisions.clear();
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reported {
     Nothing,
@@ -67,9 +115,40 @@ enum Reported {
     Said,
 }
 
+/// Calls of a policy, until it fails.
+struct Hooks {
+    /// `None` for a model alone.
+    policy: Option<Box<dyn PolicyInstance>>,
+    on_error: OnError,
+    failure: Option<String>,
+}
+
+impl Hooks {
+    /// Call a hook. `Ok(None)` without a policy, or when a failed one's requests stay local.
+    fn call<T>(
+        &mut self,
+        hook: impl FnOnce(&mut dyn PolicyInstance) -> Result<T, PolicyFailure>,
+    ) -> Result<Option<T>, Failed> {
+        if let Some(message) = &self.failure {
+            return match self.on_error {
+                OnError::StayLocal => Ok(None),
+                OnError::FailRequest => Err(Failed { message: message.clone(), first: false }),
+            };
+        }
+        let Some(policy) = self.policy.as_deref_mut() else { return Ok(None) };
+        hook(policy).map(Some).map_err(|failure| self.poison(failure.to_string()))
+    }
+
+    /// The instance is never called again.
+    fn poison(&mut self, message: String) -> Failed {
+        self.failure = Some(message.clone());
+        Failed { message, first: true }
+    }
+}
+
 /// A route at one model.
 pub struct Attachment {
-    policy: Option<Box<dyn PolicyInstance>>,
+    hooks: Hooks,
     requirements: Requirements,
     /// Where the runner has the nets of the requirements, in their order.
     nets: Vec<NetId>,
@@ -77,17 +156,19 @@ pub struct Attachment {
     pub models: Vec<ModelId>,
     /// This model among them.
     pub own: ModelIndex,
-    pub on_error: OnError,
     /// Name of the route, for messages.
     pub name: String,
     /// Tokens never sampled here: those not all models know, and those the policy masks. Ascending.
     pub masked: Arc<[TokenId]>,
-    failure: Option<String>,
     /// An answer without meaning has been reported.
     warned: bool,
     /// A net gave no number: whether that has been found, and reported.
     without_score: Reported,
     slots: Slots,
+    /// Empty between steps.
+    pub asked: Asked,
+    /// Signals of `asked`.
+    gathered: Gathered,
 }
 
 impl Attachment {
@@ -105,18 +186,18 @@ impl Attachment {
         masked.sort_unstable();
         masked.dedup();
         Self {
-            policy,
+            hooks: Hooks { policy, on_error, failure: None },
             requirements,
             nets: Vec::new(),
             models,
             own,
-            on_error,
             name: name.into(),
             masked: masked.into(),
-            failure: None,
             warned: false,
             without_score: Reported::Nothing,
             slots: Slots::default(),
+            asked: Asked::default(),
+            gathered: Gathered::default(),
         }
     }
 
@@ -144,40 +225,29 @@ impl Attachment {
         named
     }
 
+    pub fn on_error(&self) -> OnError {
+        self.hooks.on_error
+    }
+
     pub fn requirements(&self) -> &Requirements {
         &self.requirements
     }
 
     /// A slot for a new request; `None` for a model alone.
     pub fn open(&mut self) -> Option<Slot> {
-        self.policy.is_some().then(|| self.slots.take())
+        self.hooks.policy.is_some().then(|| self.slots.take())
     }
 
     /// The request at `slot` is over.
     pub fn close(&mut self, slot: Option<Slot>) -> Result<(), Failed> {
         let Some(slot) = slot else { return Ok(()) };
         self.slots.give(slot);
-        self.call(|policy| policy.finished(slot)).map(|_| ())
+        self.hooks.call(|policy| policy.finished(slot)).map(|_| ())
     }
 
     /// Slots in use.
     pub fn open_slots(&self) -> usize {
         self.slots.next as usize - self.slots.free.len()
-    }
-
-    /// Call a hook. `Ok(None)` without a policy, or when a failed one's requests stay local.
-    fn call<T>(
-        &mut self,
-        hook: impl FnOnce(&mut dyn PolicyInstance) -> Result<T, PolicyFailure>,
-    ) -> Result<Option<T>, Failed> {
-        if let Some(message) = &self.failure {
-            return match self.on_error {
-                OnError::StayLocal => Ok(None),
-                OnError::FailRequest => Err(Failed { message: message.clone(), first: false }),
-            };
-        }
-        let Some(policy) = self.policy.as_deref_mut() else { return Ok(None) };
-        hook(policy).map(Some).map_err(|failure| self.poison(failure.to_string()))
     }
 
     /// Once, after a net gave a score that is no number: a router that is damaged, or of another model, looks
@@ -195,73 +265,59 @@ impl Attachment {
         !std::mem::replace(&mut self.warned, true)
     }
 
-    /// The instance is never called again.
-    fn poison(&mut self, message: String) -> Failed {
-        self.failure = Some(message.clone());
-        Failed { message, first: true }
-    }
-
     /// The model that a new request starts at.
     pub fn entry(&mut self, view: &RequestView<'_>) -> Result<Option<ModelIndex>, Failed> {
-        let entry = self.call(|policy| policy.entry(view))?.flatten();
+        let entry = self.hooks.call(|policy| policy.entry(view))?.flatten();
         Ok(entry.filter(|&model| model != self.own && (model as usize) < self.models.len()))
     }
 
     /// How a request leaves for `to`.
     pub fn send(&mut self, view: &RequestView<'_>, to: ModelIndex) -> Result<Option<Handoff>, Failed> {
-        let Some(handoff) = self.call(|policy| policy.send(view, to))? else { return Ok(None) };
+        let Some(handoff) = self.hooks.call(|policy| policy.send(view, to))? else { return Ok(None) };
         let bytes = handoff.payload.len();
         if bytes > MAX_PAYLOAD_BYTES {
-            return Err(self.poison(format!("send gave a payload of {bytes} bytes; the limit is {MAX_PAYLOAD_BYTES}")));
+            return Err(self
+                .hooks
+                .poison(format!("send gave a payload of {bytes} bytes; the limit is {MAX_PAYLOAD_BYTES}")));
         }
         if handoff.budget == Some(0) {
-            return Err(self.poison("send gave a budget of 0 tokens; use at least 1, or none for no limit".into()));
+            return Err(self
+                .hooks
+                .poison("send gave a budget of 0 tokens; use at least 1, or none for no limit".into()));
         }
         Ok(Some(handoff))
     }
 
     /// What becomes of the provisional tokens of an arriving message.
     pub fn receive(&mut self, view: &RequestView<'_>, message: &PeerView<'_>) -> Result<Acceptance, Failed> {
-        Ok(self.call(|policy| policy.receive(view, message))?.unwrap_or(Acceptance::Verify))
+        Ok(self.hooks.call(|policy| policy.receive(view, message))?.unwrap_or(Acceptance::Verify))
     }
 
-    /// Decide about `rows`. Without a policy, or with a failed one whose requests stay local, all stay.
-    pub fn route(
-        &mut self,
-        rows: &[RouteRow],
-        columns: &Columns,
-        computed: &SignalRequest,
-    ) -> Result<Vec<Decision>, Failed> {
-        let mut out = vec![Decision::STAY; rows.len()];
-        if rows.is_empty() || self.policy.is_none() {
-            return Ok(out);
+    /// Decide about the rows in `asked`. Without a policy, or with a failed one whose requests stay local, all
+    /// stay.
+    pub fn route(&mut self, columns: &Columns, computed: &SignalRequest) -> Result<(), Failed> {
+        let Self { hooks, asked, gathered, .. } = self;
+        if asked.is_empty() || hooks.policy.is_none() {
+            return Ok(());
         }
-        fn column<T>(rows: &[RouteRow], of: impl Fn(&RouteRow) -> T) -> Vec<T> {
-            rows.iter().map(of).collect()
-        }
-        let samples = column(rows, |r| r.sample);
-        let signals = columns.gather(computed, &self.requirements, &self.nets, &samples);
-        if self.without_score == Reported::Nothing && signals.view().net_scores.iter().any(|score| score.is_nan()) {
+        gathered.gather(columns, computed, &self.requirements, &self.nets, &asked.samples);
+        let signals = gathered.view();
+        if self.without_score == Reported::Nothing && signals.net_scores.iter().any(|score| score.is_nan()) {
             self.without_score = Reported::Found;
         }
-        let (ids, slots) = (column(rows, |r| r.id), column(rows, |r| r.slot));
-        let (seeds, positions) = (column(rows, |r| r.seed), column(rows, |r| r.position));
-        let (candidates, drafts) = (column(rows, |r| r.candidate), column(rows, |r| r.draft.unwrap_or(NO_TOKEN)));
-        let last_models = column(rows, |r| r.came_from.unwrap_or(NO_MODEL));
-        let remaining = column(rows, |r| r.remaining);
         let batch = RouteBatch {
-            request_ids: &ids,
-            slots: &slots,
-            seeds: &seeds,
-            positions: &positions,
-            candidates: &candidates,
-            drafts: &drafts,
-            last_models: &last_models,
-            remaining: &remaining,
-            signals: signals.view(),
+            request_ids: &asked.ids,
+            slots: &asked.slots,
+            seeds: &asked.seeds,
+            positions: &asked.positions,
+            candidates: &asked.candidates,
+            drafts: &asked.drafts,
+            last_models: &asked.last_models,
+            remaining: &asked.remaining,
+            signals,
         };
-        self.call(|policy| policy.route(&batch, &mut out))?;
-        Ok(out)
+        hooks.call(|policy| policy.route(&batch, &mut asked.decisions))?;
+        Ok(())
     }
 }
 
@@ -301,7 +357,9 @@ mod tests {
             let (slot, seed, position, candidate, remaining) = (0, 0, 0, 1, 5);
             let row =
                 RouteRow { id: 1, slot, seed, position, candidate, draft: None, came_from: None, remaining, sample };
-            attachment.route(&[row], &columns, &SignalRequest::default()).unwrap();
+            attachment.asked.clear();
+            attachment.asked.push(row);
+            attachment.route(&columns, &SignalRequest::default()).unwrap();
             attachment.missing_score()
         };
         assert_eq!([0, 1, 1, 0].map(&mut routed), [false, true, false, false]);

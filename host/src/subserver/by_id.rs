@@ -25,3 +25,33 @@ impl Hasher for IdHasher {
         self.0 ^ self.0 >> 32
     }
 }
+
+/// Ids in ascending order. They are gone through at every step, and come and go one at a time.
+#[derive(Debug, Default)]
+pub struct Ascending(Vec<RequestId>);
+
+impl Ascending {
+    pub fn insert(&mut self, id: RequestId) {
+        if let Err(place) = self.0.binary_search(&id) {
+            self.0.insert(place, id);
+        }
+    }
+
+    pub fn remove(&mut self, id: RequestId) {
+        if let Ok(place) = self.0.binary_search(&id) {
+            self.0.remove(place);
+        }
+    }
+
+    pub fn has(&self, id: RequestId) -> bool {
+        self.0.binary_search(&id).is_ok()
+    }
+}
+
+impl std::ops::Deref for Ascending {
+    type Target = [RequestId];
+
+    fn deref(&self) -> &[RequestId] {
+        &self.0
+    }
+}

@@ -77,6 +77,8 @@ pub struct Coordinator {
     /// Some ladder has a step above 1, and the schedule uses it.
     delays: AtomicBool,
     live: AtomicUsize,
+    /// The most that were live at once since it was last asked for.
+    most_live: AtomicUsize,
     pub(super) turns: Option<Turns>,
     pub(super) places: Vec<Place>,
 }
@@ -110,6 +112,7 @@ impl Coordinator {
             ladders: Mutex::new(Arc::new(ladders)),
             generation: AtomicU64::new(0),
             live: AtomicUsize::new(0),
+            most_live: AtomicUsize::new(0),
             turns: turns.then(|| Turns::new(count, schedule == Schedule::StepSync)),
             places,
         }
@@ -126,6 +129,12 @@ impl Coordinator {
 
     pub fn set_live(&self, live: usize) {
         self.live.store(live, Ordering::Release);
+        self.most_live.fetch_max(live, Ordering::Relaxed);
+    }
+
+    /// The most requests that were live at once since the last call. For one caller.
+    pub fn take_most_live(&self) -> usize {
+        self.most_live.swap(self.live(), Ordering::Relaxed)
     }
 
     /// Whether gates must be looked at when the number of live requests changes: a threshold may fall when it

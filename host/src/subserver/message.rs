@@ -37,8 +37,8 @@ pub struct PeerReq {
     pub provisional: Vec<Committed>,
     /// Most tokens that the receiver may write before it hands back.
     pub budget: Option<u32>,
-    /// Opaque to the host.
-    pub payload: Arc<[u8]>,
+    /// Opaque to the host. `None`: empty.
+    pub payload: Option<Arc<[u8]>>,
     /// For each model of the route, how many trusted tokens it holds once this message is taken.
     pub anchors: Vec<usize>,
     /// Hand-offs so far, for `usage`.
@@ -55,7 +55,7 @@ pub enum Message {
     /// A new request from the client loop.
     Submit(Arc<RequestSpec>),
     /// From another sub-server.
-    Peer(PeerReq),
+    Peer(Box<PeerReq>),
     /// The client is gone, or a stop string was found.
     Cancel(RequestId),
     /// Something that the gate depends on has changed.
@@ -68,7 +68,7 @@ pub enum Message {
 #[derive(Clone, Debug)]
 pub enum Effect {
     /// Deliver to `PeerReq::to`.
-    Send(PeerReq),
+    Send(Box<PeerReq>),
     /// Tell the client loop.
     Event(RequestId, Event),
     /// This model has gone down. Comes before the ends of its requests.

@@ -8,6 +8,7 @@ mod attachment;
 mod by_id;
 pub mod coordinator;
 pub mod gate;
+mod handoff;
 mod message;
 pub mod observe;
 pub mod observed;
@@ -16,6 +17,7 @@ pub mod pacer;
 mod pages;
 mod plan;
 mod prefix;
+mod prepare;
 mod replica;
 pub mod resolve;
 mod step;
@@ -23,20 +25,21 @@ mod tombstones;
 mod turns;
 pub mod worker;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
-
-use tokenrouter_plugin_api::{Acceptance, ModelIndex, PeerView};
 
 pub use attachment::Attachment;
 use attachment::Failed;
-use by_id::ById;
+use by_id::{Ascending, ById};
+use handoff::Terms;
 pub use message::{Effect, Message, PeerReq, Status};
 use observe::Observer;
 pub use pages::{PagePool, pages_for};
 pub use plan::Limits;
-use replica::{Replica, Sent};
+use replica::Replica;
 use resolve::Resolve;
+pub use step::Stepped;
+use step::Work;
 use tombstones::Tombstones;
 
 use crate::engine::OnError;
@@ -59,6 +62,9 @@ pub struct Counters {
     pub batched: u64,
     /// Of those, requests that were sampled.
     pub evaluated: u64,
+    /// Tokens committed here, and requests that ended well here.
+    pub committed: u64,
+    pub finished: u64,
     /// Of the rows, those of prompts, but for the last of each prompt.
     pub prompt_rows: u64,
     pub handoffs: u64,
@@ -75,18 +81,13 @@ pub struct Counters {
     pub invalid_decisions: u64,
 }
 
-/// On what terms a request leaves.
-#[derive(Debug)]
-struct Terms {
-    budget: Option<u32>,
-    payload: Arc<[u8]>,
-    /// Whether it counts as a hand-off; placing a new request does not.
-    counted: bool,
-}
-
-impl Default for Terms {
-    fn default() -> Self {
-        Self { budget: None, payload: Arc::default(), counted: true }
+impl Counters {
+    fn add(&mut self, stepped: Stepped) {
+        self.steps += 1;
+        self.rows += stepped.rows as u64;
+        self.batched += stepped.requests as u64;
+        self.evaluated += stepped.evaluated as u64;
+        self.prompt_rows += stepped.prompt_rows as u64;
     }
 }
 
@@ -98,7 +99,7 @@ pub struct SubServer {
     routes: Vec<Option<Attachment>>,
     replicas: ById<Replica>,
     /// Requests that this model owns. Ids grow, so the first is the oldest.
-    owned: BTreeSet<RequestId>,
+    owned: Ascending,
     pool: PagePool,
     /// Whether sequences that begin with the same tokens share pages.
     prefix_cache: bool,
@@ -108,6 +109,8 @@ pub struct SubServer {
     counters: Counters,
     resolve: Resolve,
     observer: Option<Arc<dyn Observer>>,
+    /// `None` during a step.
+    work: Option<Box<Work>>,
     /// The runner is not called again; what this model comes to own fails at once.
     down: Option<ModelDown>,
 }
@@ -121,7 +124,7 @@ impl SubServer {
             runner,
             routes,
             replicas: ById::default(),
-            owned: BTreeSet::new(),
+            owned: Ascending::default(),
             pool,
             prefix_cache: true,
             limits,
@@ -130,6 +133,7 @@ impl SubServer {
             counters: Counters::default(),
             resolve: resolve::resolve,
             observer: None,
+            work: Some(Box::default()),
             down: None,
         }
     }
@@ -169,6 +173,11 @@ impl SubServer {
         Counters { prefix_evicted: self.pool.evictions(), ..self.counters }
     }
 
+    /// [`Self::counters`] but for the pages given up, which are behind a lock.
+    pub(crate) fn counted(&self) -> &Counters {
+        &self.counters
+    }
+
     pub fn pool(&self) -> &PagePool {
         &self.pool
     }
@@ -187,6 +196,12 @@ impl SubServer {
     /// What happened since the last call, in order.
     pub fn effects(&mut self) -> std::vec::Drain<'_, Effect> {
         self.effects.drain(..)
+    }
+
+    /// [`Self::effects`] in exchange for an empty list, for callers who have something to do with this
+    /// sub-server meanwhile.
+    pub fn exchange_effects(&mut self, empty: Vec<Effect>) -> Vec<Effect> {
+        std::mem::replace(&mut self.effects, empty)
     }
 
     /// Take one message.
@@ -218,7 +233,7 @@ impl SubServer {
     /// Lose a pending replica, as a model that was started anew has. False for a request that it owns or
     /// does not know.
     pub fn forget(&mut self, id: RequestId) -> bool {
-        if self.owned.contains(&id) {
+        if self.owned.has(id) {
             return false;
         }
         let Some(replica) = self.replicas.remove(&id) else { return false };
@@ -228,12 +243,12 @@ impl SubServer {
 
     /// Whether this model owns the request.
     pub fn owns(&self, id: RequestId) -> bool {
-        self.owned.contains(&id)
+        self.owned.has(id)
     }
 
     /// Fail every request that this model owns; the others' owners do the same.
     pub fn fail_all(&mut self, error: &RequestError) {
-        for id in self.owned.clone() {
+        while let Some(&id) = self.owned.first() {
             self.fail(id, error.clone());
         }
     }
@@ -265,86 +280,10 @@ impl SubServer {
         }
     }
 
-    /// A peer hands a request over.
-    fn arrive(&mut self, message: PeerReq) {
-        let id = message.id;
-        let known = self.replicas.get(&id);
-        if self.tombstones.is_dead(id) || known.is_some_and(|r| r.owned || message.seq <= r.seq) {
-            self.counters.stale_messages += 1;
-            return;
-        }
-        let spec = known.map(|r| r.spec.clone()).or_else(|| message.spec.clone());
-        let held = known.map_or(0, |r| r.committed);
-        let Some(spec) = spec.filter(|_| message.base <= held) else {
-            let lost = PeerReq {
-                from: self.id,
-                to: message.from,
-                status: Status::Lost,
-                base: 0,
-                tokens: Vec::new(),
-                provisional: Vec::new(),
-                payload: Arc::default(),
-                spec: None,
-                ..message
-            };
-            self.effects.push(Effect::Send(lost));
-            return;
-        };
-        let Some(attachment) = self.routes.get_mut(spec.new.route.index()).and_then(Option::as_mut) else { return };
-        let replica = self.replicas.entry(id).or_insert_with(|| {
-            let pages = self.pool.pages(self.prefix_cache.then(|| attachment.root(&spec)));
-            Replica::new(spec.clone(), attachment.open(), Vec::new(), pages, attachment.models.len())
-        });
-        let from = attachment.models.iter().position(|&m| m == message.from).map(|i| i as ModelIndex);
-        let drafts = message.provisional.iter().map(|c| c.token);
-        let arriving: Vec<_> = message.tokens.iter().copied().chain(drafts).collect();
-        let count = message.provisional.len() as u32;
-        let view = PeerView::new(from.unwrap_or_default(), &arriving, count, &message.payload);
-        let acceptance = attachment.receive(&replica.view(), &view);
-        // Own provisional tokens live on only where the message confirms them.
-        replica.rewrite(message.base, message.tokens.iter().copied(), message.provisional);
-        replica.verify = !replica.provisional.is_empty();
-        replica.owned = true;
-        replica.seq = message.seq;
-        replica.handoffs = message.handoffs;
-        replica.idle_handoffs = message.idle_handoffs;
-        replica.anchors = message.anchors;
-        replica.came_from = from;
-        replica.budget = message.budget;
-        replica.sent = None;
-        self.owned.insert(id);
-        match acceptance {
-            Ok(Acceptance::Accept(count)) => {
-                let mut stand = replica.provisional.clone();
-                stand.truncate(count as usize);
-                let ends = replica.ends();
-                let finish = resolve::close(&mut stand, replica.generated(), replica.spec.new.max_tokens, ends);
-                self.commit(id, stand, Vec::new());
-                if let Some(reason) = finish {
-                    self.finish(id, reason);
-                }
-            }
-            Ok(_) => {}
-            Err(failed) => self.policy_failed(&[id], failed),
-        }
-    }
-
-    /// A receiver lost its state: send the last hand-off again, from 0.
-    fn send_again(&mut self, lost: &PeerReq) {
-        let Some(replica) = self.replicas.get(&lost.id).filter(|r| !r.owned && r.seq == lost.seq) else {
-            self.counters.stale_messages += 1;
-            return;
-        };
-        let Some(sent) = replica.sent.as_ref().filter(|s| s.to == lost.from) else { return };
-        let message = replica.message(self.id, sent, 0, true);
-        self.counters.resent += 1;
-        self.effects.push(Effect::Send(message));
-    }
-
     /// The request is over here; nobody is told.
     fn bury(&mut self, id: RequestId) {
         self.tombstones.bury(id);
-        self.owned.remove(&id);
+        self.owned.remove(id);
         if let Some(mut replica) = self.replicas.remove(&id) {
             replica.publish();
             self.close(&replica);
@@ -367,7 +306,7 @@ impl SubServer {
         {
             for (index, &to) in attachment.models.iter().enumerate() {
                 if to != self.id && replica.anchors[index] > 0 {
-                    self.effects.push(Effect::Send(PeerReq {
+                    self.effects.push(Effect::Send(Box::new(PeerReq {
                         id,
                         from: self.id,
                         to,
@@ -377,12 +316,12 @@ impl SubServer {
                         tokens: Vec::new(),
                         provisional: Vec::new(),
                         budget: None,
-                        payload: Arc::default(),
+                        payload: None,
                         anchors: Vec::new(),
                         handoffs: replica.handoffs,
                         idle_handoffs: 0,
                         spec: None,
-                    }));
+                    })));
                 }
             }
         }
@@ -392,6 +331,7 @@ impl SubServer {
 
     fn finish(&mut self, id: RequestId, reason: FinishReason) {
         let handoffs = self.replicas.get(&id).map_or(0, |r| r.handoffs);
+        self.counters.finished += 1;
         self.end(id, Status::Finished, Event::Finished { reason, handoffs });
     }
 
@@ -409,7 +349,7 @@ impl SubServer {
     fn policy_failed(&mut self, ids: &[RequestId], failed: Failed) {
         let Some(spec) = ids.first().and_then(|id| self.replicas.get(id)).map(|r| r.spec.clone()) else { return };
         let Some(attachment) = self.attachment(&spec) else { return };
-        if attachment.on_error == OnError::FailRequest {
+        if attachment.on_error() == OnError::FailRequest {
             let route = attachment.name.clone();
             let model = self.runner.info().name.clone();
             for &id in ids {
@@ -429,42 +369,15 @@ impl SubServer {
     /// Enter committed tokens and the provisional ones behind them.
     fn commit(&mut self, id: RequestId, commit: Vec<Committed>, provisional: Vec<Committed>) {
         let Some(replica) = self.replicas.get_mut(&id) else { return };
+        if commit.is_empty() && provisional.is_empty() && replica.provisional.is_empty() {
+            return;
+        }
         let start = replica.generated();
         replica.rewrite(replica.committed, commit.iter().map(|c| c.token), provisional);
         if !commit.is_empty() {
             replica.idle_handoffs = 0;
+            self.counters.committed += commit.len() as u64;
             self.effects.push(Effect::Event(id, Event::Committed { start, tokens: commit }));
         }
-    }
-
-    /// Hand the request to model `to` of its route. `provisional` goes along uncommitted.
-    fn hand_off(&mut self, id: RequestId, to: ModelIndex, provisional: Vec<Committed>, handoff: Terms) {
-        let Some(replica) = self.replicas.get_mut(&id) else { return };
-        let Some(attachment) = self.routes.get(replica.spec.new.route.index()).and_then(Option::as_ref) else { return };
-        let committed = replica.committed;
-        let (own, index) = (attachment.own as usize, to as usize);
-        let (Some(&target), Some(&base)) = (attachment.models.get(index), replica.anchors.get(index)) else { return };
-        replica.anchors[own] = committed;
-        replica.anchors[index] = committed;
-        replica.rewrite(committed, std::iter::empty(), provisional);
-        replica.owned = false;
-        replica.came_from = None;
-        replica.budget = None;
-        replica.seq += 1;
-        replica.handoffs += u32::from(handoff.counted);
-        replica.idle_handoffs += 1;
-        let first = base == 0;
-        let sent = Sent {
-            to: target,
-            status: if first { Status::New } else { Status::Need },
-            committed,
-            provisional: replica.provisional.clone(),
-            budget: handoff.budget,
-            payload: handoff.payload,
-        };
-        self.effects.push(Effect::Send(replica.message(self.id, &sent, base, first)));
-        replica.sent = Some(sent);
-        self.owned.remove(&id);
-        self.counters.handoffs += 1;
     }
 }

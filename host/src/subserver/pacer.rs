@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use super::Counters;
 use super::coordinator::{Coordinator, Ladders, brings_request};
 use super::gate::{Gate, Look, Schedule, Underway, gate, hold, thresholds};
 use super::message::Message;
 use super::observed::SIZES;
+use super::{Counters, Stepped};
 use crate::request::ModelId;
 
 /// A step that takes longer than expected by this part of it is waited for no longer.
@@ -52,7 +52,6 @@ pub struct Pacer {
     times: StepTimes,
     /// Of the step under way.
     began: Duration,
-    counters: Counters,
     /// By model: its busy clock when the step began.
     busy: Vec<i64>,
     wakes: Vec<usize>,
@@ -70,7 +69,6 @@ impl Pacer {
             arrived: 0,
             times: StepTimes([0; SIZES]),
             began: Duration::ZERO,
-            counters: Counters::default(),
             busy: vec![0; coordinator.places.len()],
             wakes: Vec::new(),
             coordinator,
@@ -79,6 +77,9 @@ impl Pacer {
 
     /// `message` has come to the model.
     pub fn arrived(&mut self, message: &Message) {
+        if matches!(message, Message::Submit(_)) {
+            self.coordinator.places[self.model].observations.begun();
+        }
         self.arrived += usize::from(brings_request(message));
     }
 
@@ -129,10 +130,10 @@ impl Pacer {
         }
     }
 
-    /// A step begins, with at most `ready` requests. `counters` of the model so far.
-    pub fn start(&mut self, ready: usize, counters: Counters, now: Duration) {
+    /// A step begins, with at most `ready` requests.
+    pub fn start(&mut self, ready: usize, now: Duration) {
         self.waiting_since = None;
-        (self.began, self.counters) = (now, counters);
+        self.began = now;
         let place = &self.coordinator.places[self.model];
         place.holding.store(false, Ordering::Relaxed);
         let underway = |time: Duration| Underway { ends: now + time, overdue: now + time + time / PATIENCE };
@@ -150,26 +151,23 @@ impl Pacer {
     }
 
     /// The step has ended at `now`, and what came of it is carried out. It leaves `ready` requests.
-    pub fn finish(&mut self, ready: usize, counters: Counters, now: Duration) {
+    /// `counters` of the model so far.
+    pub fn finish(&mut self, ready: usize, stepped: Stepped, counters: &Counters, now: Duration) {
         let places = &self.coordinator.places;
         let place = &places[self.model];
         let moment = now.as_nanos() as i64;
         place.busy.stop(moment);
         place.expect(None);
         let nanos = now.saturating_sub(self.began).as_nanos() as u64;
-        let requests = counters.batched - self.counters.batched;
-        place.observations.evaluated(counters.evaluated - self.counters.evaluated);
-        if counters.prompt_rows > self.counters.prompt_rows {
+        place.observations.counted(counters);
+        if stepped.prompt_rows > 0 {
             place.observations.prompt_step(nanos);
-        } else if requests > 0 {
-            self.times.learn(requests as usize, nanos);
-            let own = self.model;
-            let others = places.iter().zip(&self.busy).enumerate();
+        } else if stepped.requests > 0 {
+            self.times.learn(stepped.requests, nanos);
+            let others = places.iter().zip(&self.busy).enumerate().filter(|(model, _)| *model != self.model);
             // Clocks of other threads may be read a little late.
-            let ran = |(model, (place, before)): (usize, (&super::coordinator::Place, &i64))| {
-                if model == own { 0 } else { (place.busy.read(moment) - before).max(0) as u64 }
-            };
-            place.observations.step(requests, nanos, others.map(ran));
+            let ran = others.map(|(_, (place, before))| (place.busy.read(moment) - before).max(0) as u64);
+            place.observations.step(stepped.requests as u64, nanos, ran);
         }
         fence(Ordering::SeqCst);
         let holding = |model: &usize| places[*model].holding.load(Ordering::Acquire);
@@ -188,6 +186,7 @@ impl Pacer {
 #[cfg(test)]
 mod tests {
     use super::super::coordinator::Waiting;
+    use super::super::observed::Observed;
     use super::*;
 
     fn ms(n: u64) -> Duration {
@@ -204,29 +203,33 @@ mod tests {
     }
 
     /// A step of so many requests.
-    fn counted(requests: u64) -> Counters {
-        Counters { steps: 1, rows: requests, batched: requests, evaluated: requests, ..Counters::default() }
+    fn stepped(requests: usize) -> Stepped {
+        Stepped { rows: requests, requests, evaluated: requests, prompt_rows: 0 }
     }
 
-    fn step(pacer: &mut Pacer, requests: u64, from: u64, to: u64) {
-        pacer.start(requests as usize, Counters::default(), ms(from));
-        pacer.finish(0, counted(requests), ms(to));
+    fn counted(stepped: Stepped) -> Counters {
+        Counters { evaluated: stepped.evaluated as u64, ..Counters::default() }
+    }
+
+    fn step(pacer: &mut Pacer, requests: usize, from: u64, to: u64) {
+        pacer.start(requests, ms(from));
+        pacer.finish(0, stepped(requests), &counted(stepped(requests)), ms(to));
     }
 
     #[test]
     fn a_model_holds_for_a_peer_that_ends_soon() {
         let (_, [mut small, mut large]) = pacers(Schedule::Delayed, [(vec![1], 10), (vec![1], 0)]);
         // Nothing is known of the first step.
-        large.start(3, Counters::default(), ms(0));
+        large.start(3, ms(0));
         assert_eq!(small.look(1, ms(39)), Gate::Open);
-        large.finish(0, counted(3), ms(40));
-        large.start(5, Counters::default(), ms(100));
+        large.finish(0, stepped(3), &counted(stepped(3)), ms(40));
+        large.start(5, ms(100));
         assert_eq!(small.look(1, ms(129)), Gate::Open);
         assert_eq!(small.look(1, ms(130)), Gate::Closed(Some(ms(145))));
         assert_eq!(small.look(1, ms(144)), Gate::Closed(Some(ms(145))));
         assert_eq!(small.look(1, ms(145)), Gate::Open, "it is overdue");
         assert_eq!(small.look(1, ms(141)), Gate::Closed(Some(ms(145))));
-        large.finish(0, counted(5), ms(142));
+        large.finish(0, stepped(5), &counted(stepped(5)), ms(142));
         assert_eq!(large.wakes().collect::<Vec<_>>(), [ModelId(0)]);
         assert_eq!(small.look(1, ms(142)), Gate::Open);
         step(&mut large, 5, 200, 240);
@@ -254,20 +257,19 @@ mod tests {
     fn steps_are_observed_with_what_ran_beside_them() {
         let (coordinator, [mut small, mut large]) = pacers(Schedule::Eager, [(vec![1], 0), (vec![1], 0)]);
         step(&mut small, 2, 0, 5);
-        large.start(1, Counters::default(), ms(8));
+        large.start(1, ms(8));
         step(&mut small, 2, 10, 17);
-        small.start(2, Counters::default(), ms(20));
-        large.finish(0, counted(1), ms(22));
+        small.start(2, ms(20));
+        large.finish(0, stepped(1), &counted(stepped(1)), ms(22));
         small.handed_to(ModelId(1));
-        small.finish(0, counted(2), ms(26));
-        small.start(1, Counters::default(), ms(30));
-        small.finish(0, Counters { prompt_rows: 7, ..counted(1) }, ms(40));
+        small.finish(0, stepped(2), &counted(stepped(2)), ms(26));
+        small.start(1, ms(30));
+        small.finish(0, Stepped { prompt_rows: 7, ..stepped(1) }, &counted(stepped(1)), ms(40));
         let seen = coordinator.observed(ModelId(0));
-        let of = |steps: super::super::observed::Steps| (steps.steps, steps.time);
-        assert_eq!((of(seen.sizes[1].alone), of(seen.sizes[1].shared)), ((1, ms(5)), (2, ms(13))));
-        assert_eq!(seen.sizes[1].overlap, [ms(0), ms(9)]);
-        assert_eq!((of(seen.prompts), seen.evaluated, seen.to), ((1, ms(10)), 7, vec![0, 1]));
-        assert_eq!(coordinator.observed(ModelId(1)).sizes[0].overlap, [ms(9), ms(0)]);
+        let of = |observed: &Observed, size: usize| (observed.sizes[size].alone, observed.sizes[size].overlap);
+        assert_eq!((seen.sizes[1].steps, of(&seen, 1)), (3.0, (9.0, 9.0)));
+        assert_eq!((seen.prompts, seen.prompt_time, seen.evaluated, seen.to), (1, ms(10), 1, vec![0, 1]));
+        assert_eq!(of(&coordinator.observed(ModelId(1)), 0), (5.0, 9.0));
     }
 
     #[test]

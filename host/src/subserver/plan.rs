@@ -76,60 +76,64 @@ fn rows(ready: &Ready, chunk: usize, budget: usize, alone: bool) -> Option<Run> 
     alone.then_some(Run { id: ready.id, start, end: ready.len, sampled })
 }
 
-/// Plan one forward. `ready` oldest first, `pending` in the order in which they are retracted, `free`
-/// pages of the pool.
-///
-/// The oldest request always runs: it may take the pages of every pending replica and of every
-/// younger request, and admission made sure that it fits an empty pool.
-pub fn plan(ready: &[Ready], pending: &[Pending], mut free: usize, limits: Limits) -> Plan {
-    let mut plan = Plan::default();
-    let mut budget = limits.max_rows.max(1);
-    let mut pending = pending.iter();
-    // Requests at `young..` have been preempted.
-    let mut young = ready.len();
-    // Once an older request waits for pages, younger ones must not take any.
-    let mut starved = false;
-    for (i, request) in ready.iter().enumerate() {
-        if i >= young {
-            break;
-        }
-        let Some(run) = rows(request, limits.prefill_chunk.max(1), budget, plan.run.is_empty()) else { continue };
-        let more = pages_for(run.end).saturating_sub(request.pages);
-        if more > 0 && starved {
-            continue;
-        }
-        // A younger request that cannot get all its pages would lose them again to an older one.
-        let spare = || free + pending.as_slice().iter().map(|p| p.freed).sum::<usize>();
-        if i > 0 && request.entering && pages_for(request.len) > request.pages + spare() {
-            starved = true;
-            continue;
-        }
-        while free < more {
-            if let Some(replica) = pending.next() {
-                plan.retract.push(replica.id);
-                free += replica.freed;
-            } else if young > i + 1 {
-                young -= 1;
-                if ready[young].pages > 0 {
-                    plan.preempt.push(ready[young].id);
-                    free += ready[young].freed;
+impl Plan {
+    /// Plan one forward in place of the last. `ready` oldest first, `pending` in the order in which they are
+    /// retracted, `free` pages of the pool.
+    ///
+    /// The oldest request always runs: it may take the pages of every pending replica and of every
+    /// younger request, and admission made sure that it fits an empty pool.
+    pub fn form(&mut self, ready: &[Ready], pending: &[Pending], mut free: usize, limits: Limits) {
+        let Self { run: runs, retract, preempt } = self;
+        runs.clear();
+        retract.clear();
+        preempt.clear();
+        let mut budget = limits.max_rows.max(1);
+        let mut pending = pending.iter();
+        // Requests at `young..` have been preempted.
+        let mut young = ready.len();
+        // Once an older request waits for pages, younger ones must not take any.
+        let mut starved = false;
+        for (i, request) in ready.iter().enumerate() {
+            if i >= young {
+                break;
+            }
+            let Some(run) = rows(request, limits.prefill_chunk.max(1), budget, runs.is_empty()) else { continue };
+            let more = pages_for(run.end).saturating_sub(request.pages);
+            if more > 0 && starved {
+                continue;
+            }
+            // A younger request that cannot get all its pages would lose them again to an older one.
+            let spare = || free + pending.as_slice().iter().map(|p| p.freed).sum::<usize>();
+            if i > 0 && request.entering && pages_for(request.len) > request.pages + spare() {
+                starved = true;
+                continue;
+            }
+            while free < more {
+                if let Some(replica) = pending.next() {
+                    retract.push(replica.id);
+                    free += replica.freed;
+                } else if young > i + 1 {
+                    young -= 1;
+                    if ready[young].pages > 0 {
+                        preempt.push(ready[young].id);
+                        free += ready[young].freed;
+                    }
+                } else {
+                    break;
                 }
-            } else {
+            }
+            if free < more {
+                starved = true;
+                continue;
+            }
+            free -= more;
+            budget = budget.saturating_sub(run.end - run.start);
+            runs.push(run);
+            if budget == 0 {
                 break;
             }
         }
-        if free < more {
-            starved = true;
-            continue;
-        }
-        free -= more;
-        budget = budget.saturating_sub(run.end - run.start);
-        plan.run.push(run);
-        if budget == 0 {
-            break;
-        }
     }
-    plan
 }
 
 #[cfg(test)]
@@ -140,6 +144,12 @@ mod tests {
 
     fn ready(id: RequestId, len: usize, kv_len: usize, pages: usize) -> Ready {
         Ready { id, len, kv_len, verify: 0, pages, freed: pages, entering: pages == 0 }
+    }
+
+    fn plan(ready: &[Ready], pending: &[Pending], free: usize, limits: Limits) -> Plan {
+        let mut plan = Plan::default();
+        plan.form(ready, pending, free, limits);
+        plan
     }
 
     #[test]

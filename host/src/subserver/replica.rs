@@ -21,16 +21,14 @@ pub enum Computed {
     Held,
 }
 
-/// The last hand-off that left this replica, kept so that it can be sent again.
+/// The last hand-off that left this replica, kept so that it can be sent again. Its tokens are those that
+/// the replica still has.
 #[derive(Debug)]
 pub struct Sent {
     pub to: ModelId,
     pub status: Status,
-    /// Trusted tokens that the destination holds after it.
-    pub committed: usize,
-    pub provisional: Vec<Committed>,
     pub budget: Option<u32>,
-    pub payload: Arc<[u8]>,
+    pub payload: Option<Arc<[u8]>>,
 }
 
 /// A request at one model. `tokens` is the prompt, the committed tokens that this model knows of, and
@@ -65,6 +63,8 @@ pub struct Replica {
     pub came_from: Option<ModelIndex>,
     pub budget: Option<u32>,
     pub sent: Option<Sent>,
+    /// The message that brought the request here: the next one takes its place in memory.
+    pub spent: Option<Box<PeerReq>>,
 }
 
 impl Replica {
@@ -89,6 +89,7 @@ impl Replica {
             came_from: None,
             budget: None,
             sent: None,
+            spent: None,
         }
     }
 
@@ -114,20 +115,25 @@ impl Replica {
         commit: impl ExactSizeIterator<Item = TokenId>,
         provisional: Vec<Committed>,
     ) {
-        let (mut at, committed) = (from, from + commit.len());
-        for token in commit.chain(provisional.iter().map(|c| c.token)) {
-            if self.tokens.get(at) != Some(&token) {
-                self.tokens.truncate(at);
-                self.kv_len = self.kv_len.min(at);
-                self.tokens.push(token);
+        let committed = from + commit.len();
+        let mut tokens = commit.chain(provisional.iter().map(|c| c.token)).peekable();
+        if from < self.tokens.len() {
+            let mut same = from;
+            while same < self.tokens.len() && tokens.next_if_eq(&self.tokens[same]).is_some() {
+                same += 1;
             }
-            at += 1;
+            self.tokens.truncate(same);
+            self.keep_kv(same);
         }
-        self.tokens.truncate(at);
+        self.tokens.extend(tokens);
         self.committed = committed;
         self.provisional = provisional;
         self.verify = false;
-        self.kv_len = self.kv_len.min(at);
+    }
+
+    /// Give up the K/V of all but the first `tokens` tokens.
+    fn keep_kv(&mut self, tokens: usize) {
+        self.kv_len = self.kv_len.min(tokens);
         if self.kv_len < self.pages.shared() * PAGE_TOKENS {
             // The next row must not be written to a shared page, so that one goes as a whole.
             self.kv_len -= self.kv_len % PAGE_TOKENS;
@@ -189,22 +195,37 @@ impl Replica {
     }
 
     /// The hand-off `sent` for a destination that holds the first `base` tokens.
-    pub fn message(&self, from: ModelId, sent: &Sent, base: usize, with_spec: bool) -> PeerReq {
-        PeerReq {
+    pub fn message(&mut self, from: ModelId, sent: &Sent, base: usize, with_spec: bool) -> Box<PeerReq> {
+        let mut spent = self.spent.take();
+        let (mut tokens, mut anchors) = match &mut spent {
+            Some(spent) => (std::mem::take(&mut spent.tokens), std::mem::take(&mut spent.anchors)),
+            None => (Vec::new(), Vec::new()),
+        };
+        tokens.clear();
+        tokens.extend_from_slice(&self.tokens[base.min(self.committed)..self.committed]);
+        anchors.clone_from(&self.anchors);
+        let message = PeerReq {
             id: self.spec.id,
             from,
             to: sent.to,
             seq: self.seq,
             status: sent.status,
             base,
-            tokens: self.tokens[base.min(sent.committed)..sent.committed].to_vec(),
-            provisional: sent.provisional.clone(),
+            tokens,
+            provisional: self.provisional.clone(),
             budget: sent.budget,
             payload: sent.payload.clone(),
-            anchors: self.anchors.clone(),
+            anchors,
             handoffs: self.handoffs,
             idle_handoffs: self.idle_handoffs,
             spec: with_spec.then(|| self.spec.clone()),
+        };
+        match spent {
+            Some(mut spent) => {
+                *spent = message;
+                spent
+            }
+            None => Box::new(message),
         }
     }
 

@@ -123,6 +123,7 @@ pub fn resolve(situation: &Situation<'_>, decisions: &[Decision]) -> Outcome {
     let full = s.generated as usize + written >= s.max_tokens as usize;
     // A draft cannot go on past the limit or the budget: it is committed there.
     if kind == DecisionKind::Stay || spent || full {
+        outcome.commit.reserve_exact(outcome.provisional.len() + 1);
         outcome.commit.append(&mut outcome.provisional);
         outcome.commit.push(candidate);
     } else {

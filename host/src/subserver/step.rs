@@ -1,26 +1,53 @@
 //! One forward of a sub-server: plan → forward → policy → resolve → effects.
 
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use tokenrouter_plugin_api::{Decision, DecisionKind, Handoff, SignalSet};
+use tokenrouter_plugin_api::{Decision, DecisionKind, Handoff};
 
 use super::attachment::{Attachment, RouteRow};
+use super::handoff::Terms;
 use super::observe::Evaluation;
-use super::pages::pages_for;
-use super::plan::{Pending, Plan, Ready, Run, plan};
-use super::replica::{Computed, Replica};
+use super::plan::{Plan, Ready, Run};
+use super::replica::Computed;
 use super::resolve::{Leave, Next, Outcome, Situation, leave};
-use super::{Effect, MAX_IDLE_HANDOFFS, SubServer, Terms};
+use super::{Effect, MAX_IDLE_HANDOFFS, SubServer};
 use crate::request::{Committed, Event, RequestError, RequestId};
 use crate::runner::{PAGE_TOKENS, RowBatch, RowOutputs, Rows, RunnerError, SignalRequest};
 
+/// What one step computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stepped {
+    pub rows: usize,
+    pub requests: usize,
+    /// Of the requests, those that were sampled.
+    pub evaluated: usize,
+    /// Of the rows, those of prompts, but for the last of each prompt.
+    pub prompt_rows: usize,
+}
+
+/// Memory of a step, kept for the next one.
+#[derive(Default)]
+pub(super) struct Work {
+    pub ready: Vec<Ready>,
+    pub plan: Plan,
+    /// Runs that are sampled, each with the place of its first sample.
+    alive: Vec<(usize, Run)>,
+    /// By sample.
+    answers: Vec<Option<Decision>>,
+    decisions: Vec<Decision>,
+    /// Routes with rows to decide about.
+    routes: Vec<usize>,
+    /// Of one request.
+    candidates: Vec<Committed>,
+}
+
 impl SubServer {
-    /// Run one forward. Returns the rows computed; 0 when there was nothing to do.
-    pub fn step(&mut self) -> usize {
-        self.adopt();
-        let plan = self.plan();
+    /// Run one forward. Tells what was computed; nothing when there was nothing to do.
+    pub fn step(&mut self) -> Stepped {
+        let mut work = self.work.take().unwrap_or_default();
+        self.plan(&mut work);
+        let Work { plan, .. } = &mut *work;
         for id in plan.retract.iter().chain(&plan.preempt) {
             if let Some(replica) = self.replicas.get_mut(id) {
                 replica.retract();
@@ -28,107 +55,22 @@ impl SubServer {
         }
         self.counters.retractions += plan.retract.len() as u64;
         self.counters.preemptions += plan.preempt.len() as u64;
-        let runs = self.allocate(plan.run);
-        if runs.is_empty() {
-            return 0;
-        }
-        let signals = self.signals(&runs);
-        let rows = runs.iter().map(|run| run.end - run.start).sum();
-        self.counters.steps += 1;
-        self.counters.rows += rows as u64;
-        self.counters.batched += runs.len() as u64;
-        for run in &runs {
-            self.counters.evaluated += u64::from(run.sampled > 0);
-            // A single row that is sampled is the last one.
-            if run.sampled == 0 || run.end - run.start > 1 {
-                let prompt = self.replicas.get(&run.id).map_or(0, |r| r.prompt_len().saturating_sub(1));
-                self.counters.prompt_rows += prompt.min(run.end).saturating_sub(run.start) as u64;
-            }
-        }
-        match self.forward(&runs, &signals) {
-            Ok(outputs) => self.settle(&runs, &outputs, &signals),
-            Err(error) if error.fatal => self.go_down(error.message),
-            Err(error) => {
-                for run in &runs {
-                    let model = self.runner.info().name.clone();
-                    self.fail(run.id, RequestError::Model { model, message: error.message.clone() });
+        let (stepped, signals) = self.prepare(&mut plan.run);
+        if !plan.run.is_empty() {
+            self.counters.add(stepped);
+            match self.forward(&plan.run, &signals) {
+                Ok(mut outputs) => self.settle(&mut work, &mut outputs, &signals),
+                Err(error) if error.fatal => self.go_down(error.message),
+                Err(error) => {
+                    for run in &plan.run {
+                        let model = self.runner.info().name.clone();
+                        self.fail(run.id, RequestError::Model { model, message: error.message.clone() });
+                    }
                 }
             }
         }
-        rows
-    }
-
-    /// Take from the cache what owned requests lack, the oldest first, as far as they then fit.
-    fn adopt(&mut self) {
-        let Self { replicas, owned, pool, counters, .. } = self;
-        // Pages that older requests still need, and those that pending replicas could give.
-        let (mut promised, mut pending) = (0, None);
-        for (place, id) in owned.iter().enumerate() {
-            let lacking = |r: &Replica| pages_for(r.tokens.len()).saturating_sub(r.pages.ids().len());
-            if replicas.get(id).is_some_and(Replica::lacks_a_page) {
-                let held = |r: &Replica| if r.owned { 0 } else { r.pages.ids().len() };
-                let pending = *pending.get_or_insert_with(|| replicas.values().map(held).sum::<usize>());
-                let Some(replica) = replicas.get_mut(id) else { continue };
-                let enters = replica.pages.ids().is_empty();
-                let (queried, found) = replica.adopt();
-                // One that waits for room must not keep pages from others meanwhile, nor may younger ones.
-                if enters && place > 0 && promised + lacking(replica) > pool.available() + pending {
-                    replica.retract();
-                    break;
-                }
-                counters.prefix_queried += queried as u64;
-                counters.prefix_found += found as u64;
-            }
-            promised += replicas.get(id).map_or(0, lacking);
-        }
-    }
-
-    fn plan(&self) -> Plan {
-        let owned: Vec<&Replica> = self.owned.iter().filter_map(|id| self.replicas.get(id)).collect();
-        let free = self.pool.available();
-        let wanted: usize = owned.iter().map(|r| pages_for(r.tokens.len()).saturating_sub(r.pages.ids().len())).sum();
-        if wanted <= free {
-            let ready: Vec<Ready> = owned.iter().map(|r| r.ready(0)).collect();
-            return plan(&ready, &[], free, self.limits);
-        }
-        let mut others: Vec<&Replica> =
-            self.replicas.values().filter(|r| !r.owned && !r.pages.ids().is_empty()).collect();
-        others.sort_unstable_by_key(|r| std::cmp::Reverse(r.spec.id));
-        // In the order in which they would give up their pages.
-        let order = others.iter().chain(owned.iter().rev());
-        let mut freed = self.pool.freed(order.map(|r| &r.pages)).into_iter();
-        let pending: Vec<Pending> =
-            others.iter().zip(&mut freed).map(|(r, freed)| Pending { id: r.spec.id, freed }).collect();
-        let mut ready: Vec<Ready> = owned.iter().rev().zip(freed).map(|(r, freed)| r.ready(freed)).collect();
-        ready.reverse();
-        plan(&ready, &pending, free, self.limits)
-    }
-
-    /// Give each run its pages. The plan counted them, so all runs get theirs.
-    fn allocate(&mut self, runs: Vec<Run>) -> Vec<Run> {
-        let replicas = &mut self.replicas;
-        let fits = |run: &Run| replicas.get_mut(&run.id).is_some_and(|r| r.pages.grow_to(pages_for(run.end)));
-        runs.into_iter().filter(fits).collect()
-    }
-
-    /// Everything that the routes of the sampled requests ask for.
-    fn signals(&self, runs: &[Run]) -> SignalRequest {
-        let mut request = SignalRequest::default();
-        for run in runs.iter().filter(|run| run.sampled > 0) {
-            let Some(replica) = self.replicas.get(&run.id) else { continue };
-            if let Some(attachment) = self.routes.get(replica.spec.new.route.index()).and_then(Option::as_ref) {
-                request.add(attachment.requirements());
-            }
-            if replica.spec.new.return_signals {
-                request.scalars = SignalSet::ALL;
-            }
-        }
-        if let Some(observer) = &self.observer {
-            let wanted = observer.wanted();
-            request.scalars = request.scalars | wanted.scalars;
-            request.top_k = request.top_k.max(wanted.top_k.min(self.runner.info().vocab_size));
-        }
-        request
+        self.work = Some(work);
+        stepped
     }
 
     fn forward(&mut self, runs: &[Run], signals: &SignalRequest) -> Result<RowOutputs, RunnerError> {
@@ -154,20 +96,23 @@ impl SubServer {
         let sampled = batch.sampled();
         let runner = &mut self.runner;
         let outputs = catch_unwind(AssertUnwindSafe(|| runner.forward(&batch)))
-            .unwrap_or_else(|_| Err(RunnerError::new("the runner panicked; see the log")))?;
-        if outputs.samples.len() != sampled {
-            return Err(RunnerError::new(format!("{} samples for {sampled} sampled rows", outputs.samples.len())));
+            .unwrap_or_else(|_| Err(RunnerError::new("the runner panicked; see the log")));
+        match &outputs {
+            Ok(RowOutputs { samples, .. }) if samples.len() != sampled => {
+                Err(RunnerError::new(format!("{} samples for {sampled} sampled rows", samples.len())))
+            }
+            _ => outputs,
         }
-        Ok(outputs)
     }
 
     /// Turn a forward's outputs into commits and hand-offs.
-    fn settle(&mut self, runs: &[Run], outputs: &RowOutputs, signals: &SignalRequest) {
-        // Where each run's samples begin.
-        let mut firsts = Vec::with_capacity(runs.len());
+    fn settle(&mut self, work: &mut Work, outputs: &mut RowOutputs, signals: &SignalRequest) {
+        let Work { plan, alive, answers, routes, decisions, candidates, .. } = work;
+        let runs = &plan.run;
+        alive.clear();
         let mut samples = 0;
-        for run in runs {
-            firsts.push(samples);
+        for &run in runs {
+            let first = samples;
             samples += run.sampled;
             if let Some(replica) = self.replicas.get_mut(&run.id) {
                 replica.kv_len = run.end;
@@ -177,32 +122,35 @@ impl SubServer {
                 }
                 replica.computed = Computed::Held;
             }
-        }
-        let mut alive: Vec<(usize, &Run)> = Vec::with_capacity(runs.len());
-        for (&first, run) in firsts.iter().zip(runs) {
-            let bad = (0..run.sampled).find(|&i| !outputs.samples[first + i].finite);
-            if let Some(i) = bad {
-                let model = self.runner.info().name.clone();
-                // Whatever spoilt the row may have spoilt pages that it read; none of them is found again.
-                self.pool.forget_cached();
-                if let Some(replica) = self.replicas.get_mut(&run.id) {
-                    replica.retract();
-                }
-                self.fail(run.id, RequestError::NotFinite { model, position: run.end - run.sampled + i + 1 });
-            } else if run.sampled > 0 {
+            if run.sampled > 0 {
                 alive.push((first, run));
             }
         }
-        let answers = self.route(&alive, outputs, signals);
-        self.observe(&alive, &answers, outputs, signals);
-        let mut decisions: Vec<_> = answers.into_iter().map(|answer| answer.unwrap_or(Decision::STAY)).collect();
-        for (first, run) in alive {
-            let decisions = &mut decisions[first..first + run.sampled];
-            self.settle_one(run, first, decisions, outputs, signals);
-        }
-        for run in runs {
+        alive.retain(|&(first, run)| {
+            let bad = outputs.samples[first..first + run.sampled].iter().position(|sample| !sample.finite);
+            let Some(i) = bad else { return true };
+            let model = self.runner.info().name.clone();
+            // Whatever spoilt the row may have spoilt pages that it read; none of them is found again.
+            self.pool.forget_cached();
             if let Some(replica) = self.replicas.get_mut(&run.id) {
-                replica.publish();
+                replica.retract();
+            }
+            self.fail(run.id, RequestError::NotFinite { model, position: run.end - run.sampled + i + 1 });
+            false
+        });
+        self.route(alive, outputs, signals, answers, routes);
+        self.observe(alive, answers, outputs, signals);
+        decisions.clear();
+        decisions.extend(answers.iter().map(|answer| answer.unwrap_or(Decision::STAY)));
+        for &(first, run) in alive.iter() {
+            let decisions = &mut decisions[first..first + run.sampled];
+            self.settle_one(run, first, decisions, outputs, signals, candidates);
+        }
+        if self.prefix_cache {
+            for run in runs {
+                if let Some(replica) = self.replicas.get_mut(&run.id) {
+                    replica.publish();
+                }
             }
         }
     }
@@ -210,12 +158,15 @@ impl SubServer {
     /// Ask the policies. One decision a sample; `None` where nobody is asked, which means `Stay`.
     fn route(
         &mut self,
-        runs: &[(usize, &Run)],
+        runs: &[(usize, Run)],
         outputs: &RowOutputs,
         signals: &SignalRequest,
-    ) -> Vec<Option<Decision>> {
-        let mut decisions = vec![None; outputs.samples.len()];
-        let mut by_route: BTreeMap<usize, Vec<RouteRow>> = BTreeMap::new();
+        answers: &mut Vec<Option<Decision>>,
+        routes: &mut Vec<usize>,
+    ) {
+        answers.clear();
+        answers.resize(outputs.samples.len(), None);
+        routes.clear();
         for &(first, run) in runs {
             let Some(replica) = self.replicas.get(&run.id) else { continue };
             let Some(slot) = replica.slot else { continue };
@@ -223,13 +174,17 @@ impl SubServer {
             if replica.budget == Some(1) && !replica.verify {
                 continue;
             }
-            let rows = by_route.entry(replica.spec.new.route.index()).or_default();
+            let route = replica.spec.new.route.index();
+            let Some(attachment) = self.routes.get_mut(route).and_then(Option::as_mut) else { continue };
+            if attachment.asked.is_empty() {
+                routes.push(route);
+            }
             let drafts = if replica.verify { replica.provisional.as_slice() } else { &[] };
             let next = replica.tokens.len() - drafts.len() - replica.prompt_len();
             for i in 0..run.sampled {
                 // What holds if the policy fails.
-                decisions[first + i] = Some(Decision::STAY);
-                rows.push(RouteRow {
+                answers[first + i] = Some(Decision::STAY);
+                attachment.asked.push(RouteRow {
                     id: run.id,
                     slot,
                     seed: replica.spec.new.sampling.seed,
@@ -242,30 +197,37 @@ impl SubServer {
                 });
             }
         }
-        for (route, rows) in by_route {
+        routes.sort_unstable();
+        for &route in routes.iter() {
             let Some(attachment) = self.routes.get_mut(route).and_then(Option::as_mut) else { continue };
-            let routed = attachment.route(&rows, &outputs.signals, signals);
+            let routed = attachment.route(&outputs.signals, signals);
             if attachment.missing_score() {
                 let message = "a router network gave a score that is no number; the policy takes it as no signal. Are the \
                                weights damaged, or of another model?";
                 self.effects.push(Effect::PolicyMisled { route: route as u32, message: message.into() });
             }
+            let asked = &mut attachment.asked;
             match routed {
-                Ok(out) => rows.iter().zip(out).for_each(|(row, decision)| decisions[row.sample] = Some(decision)),
+                Ok(()) => {
+                    for (&sample, &decision) in asked.samples.iter().zip(&asked.decisions) {
+                        answers[sample] = Some(decision);
+                    }
+                    asked.clear();
+                }
                 Err(failed) => {
-                    let mut ids: Vec<RequestId> = rows.iter().map(|row| row.id).collect();
+                    let mut ids = std::mem::take(&mut asked.ids);
+                    asked.clear();
                     ids.dedup();
                     self.policy_failed(&ids, failed);
                 }
             }
         }
-        decisions
     }
 
     /// Show the observer each sampled row with its decision.
     fn observe(
         &self,
-        runs: &[(usize, &Run)],
+        runs: &[(usize, Run)],
         decisions: &[Option<Decision>],
         outputs: &RowOutputs,
         computed: &SignalRequest,
@@ -302,11 +264,12 @@ impl SubServer {
 
     fn settle_one(
         &mut self,
-        run: &Run,
+        run: Run,
         first: usize,
         decisions: &mut [Decision],
-        outputs: &RowOutputs,
+        outputs: &mut RowOutputs,
         computed: &SignalRequest,
+        candidates: &mut Vec<Committed>,
     ) {
         let id = run.id;
         let Some(replica) = self.replicas.get(&id) else { return };
@@ -314,30 +277,29 @@ impl SubServer {
             return;
         };
         let info = self.runner.info();
-        let candidates: Vec<Committed> = (first..first + run.sampled)
-            .map(|row| {
-                let sample = &outputs.samples[row];
-                Committed {
-                    token: sample.token,
-                    model: self.id,
-                    eos: info.eos.binary_search(&sample.token).is_ok(),
-                    logprob: sample.logprob,
-                    top_logprobs: sample.top_logprobs.clone(),
-                    signals: replica
-                        .spec
-                        .new
-                        .return_signals
-                        .then(|| Box::new(attachment.named_signals(&outputs.signals, computed, row))),
-                }
-            })
-            .collect();
+        candidates.clear();
+        candidates.extend((first..first + run.sampled).map(|row| {
+            let sample = &mut outputs.samples[row];
+            Committed {
+                token: sample.token,
+                model: self.id,
+                eos: info.eos.binary_search(&sample.token).is_ok(),
+                logprob: sample.logprob,
+                top_logprobs: std::mem::take(&mut sample.top_logprobs),
+                signals: replica
+                    .spec
+                    .new
+                    .return_signals
+                    .then(|| Box::new(attachment.named_signals(&outputs.signals, computed, row))),
+            }
+        }));
         let round = if replica.idle_handoffs >= MAX_IDLE_HANDOFFS { stay_instead(decisions) } else { 0 };
         let situation = Situation {
             generated: replica.generated(),
             max_tokens: replica.spec.new.max_tokens,
             provisional: &replica.provisional,
             verify: replica.verify,
-            candidates: &candidates,
+            candidates,
             budget: replica.budget,
             ends: replica.ends(),
             own: attachment.own,
@@ -396,7 +358,8 @@ impl SubServer {
         match answer {
             Ok(Some(handoff)) => {
                 let left = leave(outcome, &handoff, generated, max_tokens, ends);
-                let terms = Terms { budget: handoff.budget, payload: Arc::from(&*handoff.payload), counted: true };
+                let payload = Some(handoff.payload).filter(|payload| !payload.is_empty()).map(Arc::from);
+                let terms = Terms { budget: handoff.budget, payload, counted: true };
                 self.commit(id, left.commit, left.provisional.clone());
                 match left.finish {
                     Some(reason) => self.finish(id, reason),

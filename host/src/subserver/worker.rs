@@ -14,8 +14,8 @@ use crate::request::{ModelId, RequestError};
 /// What a worker needs of the world around it.
 pub trait Surroundings: Send + Sync {
     /// Carry out what a step, or taking messages, came to: all at once, so that others are woken once for
-    /// it and find all that is theirs.
-    fn carry_out(&self, effects: &mut dyn Iterator<Item = Effect>);
+    /// it and find all that is theirs. `at`: when it had come to that.
+    fn carry_out(&self, effects: &mut dyn Iterator<Item = Effect>, at: Instant);
     /// Have `model` look at its gate.
     fn wake(&self, model: ModelId);
 }
@@ -77,7 +77,7 @@ pub fn run(
             for message in letter {
                 if matches!(message, Message::Shutdown) {
                     server.fail_all(&RequestError::ShuttingDown);
-                    surroundings.carry_out(&mut server.effects());
+                    surroundings.carry_out(&mut server.effects(), Instant::now());
                     board.publish(server);
                     return;
                 }
@@ -85,15 +85,15 @@ pub fn run(
                 server.take(message);
             }
         }
-        surroundings.carry_out(&mut server.effects());
-        board.publish(server);
         let now = zero.elapsed();
+        surroundings.carry_out(&mut server.effects(), zero + now);
+        board.publish(server);
         let gate = pacer.look(server.ready(), now);
         pacer.wakes().for_each(|model| surroundings.wake(model));
         let message = match gate {
             Gate::Open => {
-                pacer.start(server.ready(), server.counters(), now);
-                server.step();
+                pacer.start(server.ready(), now);
+                let stepped = server.step();
                 let end = zero.elapsed();
                 let mut effects = server.effects().inspect(|effect| {
                     if let Effect::Send(message) = effect
@@ -102,9 +102,9 @@ pub fn run(
                         pacer.handed_to(message.to);
                     }
                 });
-                surroundings.carry_out(&mut effects);
+                surroundings.carry_out(&mut effects, zero + end);
                 drop(effects);
-                pacer.finish(server.ready(), server.counters(), end);
+                pacer.finish(server.ready(), stepped, server.counted(), end);
                 pacer.wakes().for_each(|model| surroundings.wake(model));
                 continue;
             }

@@ -94,8 +94,8 @@ fn pieces_of_all_shapes_of_heads() {
     }
 }
 
-/// Attention cuts contexts of more than 4096 positions into more chunks, and computes few rows with larger
-/// clusters than many: as part of a prompt, alone and in company, rows have the same bits, near those in f32.
+/// Every warp has many pages of a long context: as part of a prompt, alone and in company, rows have the same bits,
+/// near those in f32.
 #[test]
 fn pieces_of_long_contexts() {
     if !gpu() {
@@ -311,6 +311,22 @@ fn bf16_is_near_the_cpu() {
             assert!(error <= 2e-2, "{name}, {text}, steps of {steps}: relative error {error}");
         }
     }
+}
+
+/// Steps whose kernels are launched one by one.
+#[test]
+fn without_graphs() {
+    if !gpu() {
+        return;
+    }
+    let observe_with = |graphs| {
+        let mut runner = random(HEADS[3], How { graphs, ..BF16 });
+        let ids = Draws::new(22).tokens(200, runner.info().vocab_size);
+        let mut sequence = Sequence::new(&ids, ids.len(), 2, 1);
+        sequence.sampling = sampling(4);
+        seen(&mut runner, &sequence, 136, &[130, 1, 40, 9, 20])
+    };
+    assert_same("without graphs", &observe_with(false), &observe_with(true));
 }
 
 #[test]

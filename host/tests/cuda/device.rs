@@ -82,10 +82,11 @@ pub struct How {
     /// Without those of [`Poisoned`].
     pub pages: u32,
     pub max_rows: u32,
+    pub graphs: bool,
 }
 
-pub const F32: How = How { part: None, dtype: Dtype::F32, pages: 64, max_rows: MAX_ROWS };
-pub const BF16: How = How { part: None, dtype: Dtype::Bf16, pages: 64, max_rows: MAX_ROWS };
+pub const F32: How = How { part: None, dtype: Dtype::F32, pages: 64, max_rows: MAX_ROWS, graphs: true };
+pub const BF16: How = How { part: None, dtype: Dtype::Bf16, pages: 64, max_rows: MAX_ROWS, graphs: true };
 
 impl Poisoned {
     pub fn load(directory: &Path, how: How) -> Self {
@@ -102,6 +103,7 @@ impl Poisoned {
             pages: how.pages + POISON_PAGES,
             max_rows: how.max_rows,
             partition: how.part.map(|(first, part)| Partition { reserved: vec![first], part }),
+            graphs: how.graphs,
             high_priority: false,
             progress: None,
         };

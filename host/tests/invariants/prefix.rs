@@ -156,7 +156,7 @@ impl Alone {
     fn run(&mut self) -> Ran {
         let mut ran = Ran::default();
         while self.server.ready() > 0 {
-            ran.rows.push(self.server.step());
+            ran.rows.push(self.server.step().rows);
             assert_eq!(self.server.pages_held(), self.server.pool().in_use());
             for effect in self.server.effects() {
                 match effect {

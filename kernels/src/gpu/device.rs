@@ -128,11 +128,6 @@ impl Device {
         self.0.capability
     }
 
-    /// Whether it is a part of a device's multiprocessors.
-    pub fn is_part(&self) -> bool {
-        self.0.part.is_some()
-    }
-
     /// Of the part, if this is one.
     pub fn multiprocessors(&self) -> u32 {
         self.0.multiprocessors

@@ -132,43 +132,6 @@ impl Function {
         })
     }
 
-    /// Allow clusters of more than 8 blocks.
-    pub fn allow_large_clusters(&self) -> Result<(), GpuError> {
-        let attribute = Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
-        // SAFETY: the module is loaded.
-        driver("allowing large clusters", unsafe { sys::cuFuncSetAttribute(self.raw, attribute, 1) })
-    }
-
-    /// How many clusters of `blocks` blocks the device holds at once; 0 where it cannot hold one.
-    pub fn max_clusters(&self, blocks: u32, threads: u32, shared: u32) -> Result<u32, GpuError> {
-        let value = sys::CUlaunchAttributeValue {
-            clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: blocks, y: 1, z: 1 },
-        };
-        let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-        let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
-        let config = sys::CUlaunchConfig {
-            gridDimX: blocks,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: shared,
-            hStream: null_mut(),
-            attrs: &mut attribute,
-            numAttrs: 1,
-        };
-        let mut count = 0;
-        // SAFETY: the module is loaded; the pointers are to locals.
-        match unsafe { sys::cuOccupancyMaxActiveClusters(&mut count, self.raw, &config) } {
-            CUresult::CUDA_ERROR_INVALID_CLUSTER_SIZE => Ok(0),
-            code => {
-                driver("counting clusters", code)?;
-                Ok(count.max(0) as u32)
-            }
-        }
-    }
-
     pub fn attributes(&self) -> Result<FunctionAttributes, GpuError> {
         let read = |attribute| {
             let mut value = 0;

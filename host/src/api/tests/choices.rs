@@ -7,7 +7,7 @@ use tokio::sync::mpsc::unbounded_channel;
 
 use crate::api::choice::{Choice, ChoiceError, Ending, Piece, Reason};
 use crate::engine::RequestStream;
-use crate::request::{Committed, Event, FinishReason, ModelId, RequestError, TokenId};
+use crate::request::{Committed, Event, FinishReason, ModelId, RequestError, TokenId, Told};
 use crate::text::ModelText;
 use crate::text::tokenizer_fixtures::demo;
 
@@ -26,7 +26,7 @@ fn finished(reason: FinishReason) -> Event {
 /// All pieces, put together.
 async fn run(events: Vec<Event>, stops: &[&str]) -> Result<Piece, ChoiceError> {
     let (sender, receiver) = unbounded_channel();
-    events.into_iter().for_each(|event| sender.send(event).unwrap());
+    events.into_iter().for_each(|event| sender.send(Told::now(event)).unwrap());
     drop(sender);
     let ending = Ending {
         eos: Arc::new([END]),

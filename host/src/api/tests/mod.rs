@@ -6,4 +6,5 @@ mod connections;
 mod down;
 mod errors;
 mod fixture;
+mod metrics;
 mod streams;

@@ -16,6 +16,7 @@ use crate::runner::model_config::shapes::{self, Shape};
     group = ArgGroup::new("what").args(["config", "url", "compare", "kernels", "steps"]).required(true),
     group = ArgGroup::new("alone").args(["kernels", "steps"]),
     group = ArgGroup::new("target").args(["config", "url", "compare"]),
+    override_usage = "tokenrouter bench <CONFIG|--url <URL>|--compare <A> <B>|--kernels|--steps> [OPTIONS]",
     after_help = AFTER_HELP,
 )]
 pub struct Bench {
@@ -158,9 +159,22 @@ mod tests {
             (&["--url", "http://h", "--requests", "1", "--model"], "a value is required"),
             (&["--url", "http://h", "--requests", "1", "--mode", "routed"], "cannot be used with"),
             (&["--steps", "--input-len", "5"], "cannot be used with"),
+            (&["c.toml", "--route", "r", "--requests", "1", "--max-seconds", "0"], "must be seconds, from 0.1"),
+            (&["c.toml", "--route", "r", "--requests", "1", "--turns", "0"], "0 is not in 1..=1000"),
+            (&["c.toml", "--route", "r", "--requests", "1", "--prefixes", "0"], "0 is not in 1.."),
+            (&["c.toml", "--route", "r", "--rate", "1", "--sweep", "m"], "cannot be used with"),
+            (
+                &["c.toml", "--route", "r", "--requests", "1", "--sweep", "m", "--prefix-len", "8", "--prefixes", "2"],
+                "cannot be used with",
+            ),
+            (&["c.toml", "--route", "r", "--requests", "1", "--sweep", "m", "--ablation"], "cannot be used with"),
         ] {
             let error = parse(more).unwrap_err();
             assert!(error.contains(message), "{more:?}: {error}");
+            // The usage once, and where nothing was said what is measured the group as well.
+            let groups = error.matches("<CONFIG|").count();
+            assert_eq!(groups, if more.is_empty() { 2 } else { error.matches("Usage:").count() }, "{error}");
+            assert!(!error.contains("<CONFIG|--url <URL>|--compare <A> <B>>"), "{error}");
         }
     }
 }

@@ -28,7 +28,7 @@ pub fn rows(measured: &[Measured]) -> Result<Vec<u8>, csv::Error> {
                 answer.tokens.to_string(),
                 number(times.map(|times| times.ttft)),
                 number(times.and_then(|times| times.tpot)),
-                number(times.map(|times| times.e2e)),
+                number(times.and_then(|times| times.e2e)),
                 answer.handoffs.map(|handoffs| handoffs.to_string()).unwrap_or_default(),
                 answer.failure.clone().unwrap_or_default(),
             ];

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::load_args::LoadArgs;
 use crate::bench::dispatcher::Dispatcher;
 use crate::bench::in_process::InProcess;
+use crate::bench::rehearsal::Rehearsed;
 use crate::bench::remote::Remote;
 use crate::bench::servers::Servers;
 use crate::bench::timed::{StepLog, Timed, Watch};
@@ -12,12 +13,17 @@ use crate::cli::build::Prepared;
 use crate::cli::output::Failure;
 use crate::cli::progress::Progress;
 use crate::engine::{Engine, ModelSetup, RouteSetup};
+use crate::request::{Event, NewRequest, RequestError, SamplingParams};
 use crate::runner::{ModelInfo, Runner};
 
 /// Most requests under way at a dispatcher: each has threads of its own there.
 const DISPATCHED: u32 = 256;
 /// Rows of a call at most: more than a sequence has.
 const CALL: usize = 1 << 30;
+
+/// Requests of a rehearsal, each with other draws, and the tokens of their prompts and of their answers.
+const REHEARSALS: u64 = 4;
+const REHEARSED: usize = 24;
 
 /// Loaded weights on their way from one run to the next.
 pub struct Held<'a> {
@@ -50,7 +56,7 @@ fn same_models(a: &Prepared, b: &Prepared) -> bool {
         };
         of(a) == of(b)
     };
-    a.noise_keys == b.noise_keys && (0..a.noise_keys.len()).all(same)
+    a.config.gpu.graphs == b.config.gpu.graphs && a.noise_keys == b.noise_keys && (0..a.noise_keys.len()).all(same)
 }
 
 /// One engine for all models of the route, and the number of token ids that prompts may be made of.
@@ -106,18 +112,51 @@ pub fn standard(
     let engines = prepared.setups(runners).into_iter().zip(prepared.texts.iter().cloned()).map(alone);
     let servers = Servers::start(engines.collect::<Result<_, _>>()?).map_err(Failure::work)?;
     let (clients, runtime) = servers.clients();
-    let dispatcher = || {
+    let dispatching = || {
         let remotes = infos.iter().zip(&clients).map(|(info, client)| {
             Box::new(Remote::new(info.clone(), client.clone(), runtime.clone())) as Box<dyn Runner>
         });
-        // A call computes what it needs at once.
-        let whole = |setup| ModelSetup { min_batch: vec![1], max_rows: CALL, prefill_chunk: CALL, ..setup };
-        let setups = prepared.setups(remotes.collect()).into_iter().map(whole).collect();
-        let routes: Vec<RouteSetup> = (0..prepared.config.routes.len()).map(|index| prepared.route(index)).collect();
-        let engine = Engine::start(setups, routes).map_err(|e| Failure::input(format!("standard serving: {e}")))?;
-        at_route(prepared, route, engine)
+        at_route(prepared, route, dispatcher(prepared, remotes.collect())?)
     };
     let (dispatchers, sizes): (Vec<InProcess>, Vec<u32>) =
-        (0..most).map(|_| dispatcher()).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        (0..most).map(|_| dispatching()).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
     Ok((Dispatcher::new(dispatchers), sizes.into_iter().min().unwrap_or(0), servers))
+}
+
+/// The engine of a dispatcher. `runners`: what stands for the servers, by model.
+fn dispatcher(prepared: &Prepared, runners: Vec<Box<dyn Runner>>) -> Result<Engine, Failure> {
+    // A call computes what it needs at once.
+    let whole = |setup| ModelSetup { min_batch: vec![1], max_rows: CALL, prefill_chunk: CALL, ..setup };
+    let setups = prepared.setups(runners).into_iter().map(whole).collect();
+    let routes: Vec<RouteSetup> = (0..prepared.config.routes.len()).map(|index| prepared.route(index)).collect();
+    Engine::start(setups, routes).map_err(|e| Failure::input(format!("standard serving: {e}")))
+}
+
+/// Refuse a route whose policies ask for what standard serving cannot give, before its weights are loaded. What they
+/// ask for only now and then may still show under load.
+pub fn rehearse(prepared: &Prepared, route: &str) -> Result<(), Failure> {
+    let rehearsed = |(model, info)| Box::new(Rehearsed::new(info, model)) as Box<dyn Runner>;
+    let engine = dispatcher(prepared, (0..).zip(&prepared.infos).map(rehearsed).collect())?;
+    let id = engine.find_route(route).ok_or_else(|| Failure::work("the route is not in the engine"))?;
+    for seed in 0..REHEARSALS {
+        let request = NewRequest {
+            route: id,
+            prompt: vec![0; REHEARSED],
+            max_tokens: REHEARSED as u32,
+            sampling: SamplingParams { seed, ignore_eos: true, ..SamplingParams::greedy() },
+            return_signals: false,
+            cache_salt: None,
+        };
+        let mut stream = engine.submit(request).map_err(Failure::work)?;
+        while let Some(told) = stream.events.blocking_recv() {
+            if let Event::Failed(error) = told.event {
+                let why = match error {
+                    RequestError::Model { message, .. } => message,
+                    other => other.to_string(),
+                };
+                return Err(Failure::input(format!("route {route}: {why}; leave standard serving out for it")));
+            }
+        }
+    }
+    Ok(())
 }

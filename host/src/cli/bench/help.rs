@@ -8,6 +8,10 @@ Examples:
   tokenrouter bench --url http://127.0.0.1:30000 --model rstitch --rate 2,4,8 --total 100 \\
       --input-len 128:32 --output-len 64 --vocab-size 2048 --goodput ttft:200 tpot:50 --plot out.svg
   tokenrouter bench config/demo.toml --route large --requests 8 --dataset turns.jsonl --csv out.csv
+  tokenrouter bench config/demo.toml --route large --requests 1 --total 6 --prefix-len 1024 --prefixes 2 \
+      --input-len 32 --output-len 4
+  tokenrouter bench config/demo.toml --route rstitch --ablation --requests 4 --output-len 512 --max-seconds 20
+  tokenrouter bench config/demo.toml --route random --sweep large --requests 4,8 --output-len 256 --plot out.svg
   tokenrouter bench --compare a.toml standard-serving:a.toml --route random --requests 1,8 --output-len 256
   tokenrouter bench --steps
   tokenrouter bench --steps --shape qwen3-32b --rows 1,8 --context-len 1024,8192 --extend 4
@@ -30,9 +34,18 @@ one after the other, each with the answers before it. It is begun anew where it 
 the rounds, and ratios to the first variant in the same round: median, and from the least to the most. Weights
 are kept where the models are the same. In standard serving each model is a server of its own in this process, with
 HTTP between it and the dispatcher, which runs the route's policies outside and makes one call for each token with
-the whole sequence (keep-alive, all requests concurrent). It needs scalar signals at most.
+the whole sequence (keep-alive, all requests concurrent). Policies that need more than scalar signals, or verify
+drafts, are refused. Where the configuration has no min_batch above 1, the last row of --ablation has thresholds that
+are tuned from what the row before it measured.
 
-What is measured, for each load, of the requests that did not fail (a failure makes the exit status 1):
+--sweep measures each threshold of a model from 1 to N, the others' at 1: in each round all of them with the same
+requests, up and down in turns, N requests in all. Compared are tokens/s without prefills and tail (decode) with
+the exact chain of what was measured: step times by batch size and the median gap behind them, how many times
+longer steps take beside others, routes and tokens. It gives the threshold that the chain would choose, the one
+that was fastest, what the choice loses, and how far the rounds of one threshold are apart: less than that is chance.
+
+What is measured, for each load, of the requests that did not fail (a failure makes the exit status 1); one that
+--max-seconds broke off counts as far as it came:
   requests/s, tokens/s, all/s
             requests, tokens of answers, and these with those of prompts, by the time from the start
             of the load to the end of the last request
@@ -41,7 +54,9 @@ What is measured, for each load, of the requests that did not fail (a failure ma
   goodput   requests/s that were within all limits of --goodput
   handoffs  times that a request went from one model to another
   cached    prompt tokens whose K/V a prefix cache had, of all prompt tokens
-  TTFT      from the submission to the first token (over HTTP: the first chunk with text)
+  TTFT      from the submission to the first token (over HTTP: the first chunk with text). A token comes in
+            this process when the step that commits it has ended, over HTTP when the client reads it
+            TTFT cold, TTFT warm: of prompts of which the prefix cache had less than half, and of the others
   TPOT      from a request's first token to its end, by the tokens after the first
   ITL       between tokens that follow each other; over HTTP between chunks
   E2E       from the submission to the end

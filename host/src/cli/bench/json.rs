@@ -41,6 +41,8 @@ pub fn settings(load: &LoadArgs) -> Value {
         "dataset": load.dataset.as_ref().map(|file| file.display().to_string()),
         "input_len": load.input_len.to_string(),
         "prefix_len": load.prefix_len,
+        "prefixes": load.prefixes,
+        "turns": load.turns,
         "output_len": load.output_len.map(|length| length.to_string()),
         "seed": load.seed,
     })
@@ -62,11 +64,13 @@ pub fn one(summary: &Summary) -> Value {
     let mut load = json!({
         "requests": requests,
         "total": summary.total(),
+        "cut": summary.cut,
         "seconds": summary.seconds,
         "tokens": summary.tokens,
         "tokens_per_second": summary.tokens_per_second,
         "decode_tokens_per_second": summary.decode_tokens_per_second,
         "ttft_ms": summary.ttft_ms,
+        "ttft_by_cache": summary.by_cache,
         "tpot_ms": summary.tpot_ms,
         "itl_ms": summary.itl_ms,
         "e2e_ms": summary.e2e_ms,

@@ -5,8 +5,8 @@ use super::engines::Held;
 use super::files::{write, write_json};
 use super::load_args::LoadArgs;
 use super::running::Running;
-use super::variant::{Mode, Variant};
-use super::{compare, csv, json, report};
+use super::variant::{Mode, Variant, Whole};
+use super::{compare, csv, json, report, sweep};
 use crate::bench::dataset;
 use crate::bench::load::Carried;
 use crate::bench::plot::{self, Plotted};
@@ -14,6 +14,7 @@ use crate::bench::summary::Summary;
 use crate::bench::timed::{ModelLog, Step};
 use crate::bench::timeline;
 use crate::bench::workload::Workload;
+use crate::cli::device::Device;
 use crate::cli::output::{Failure, write_stdout};
 
 pub fn run(arguments: &Bench) -> Result<(), Failure> {
@@ -26,12 +27,20 @@ pub fn run(arguments: &Bench) -> Result<(), Failure> {
     if load.ablation
         && let Some(file) = &load.config
     {
-        let whole = Variant::new(file, Mode::Routed).selection(route)?;
-        let models: Vec<String> = whole.config.models.iter().map(|model| model.name.clone()).collect();
-        return compare::run(arguments, route, &workload, &Variant::ablation(file, &models));
+        let prepared = Variant::new(file, Mode::Routed).prepare(route)?;
+        let models = &prepared.config.models;
+        let whole = Whole {
+            models: models.iter().map(|model| model.name.clone()).collect(),
+            cuda: prepared.placed.iter().any(|placed| placed.device != Device::Cpu),
+            ladder: models.iter().any(|model| model.min_batch.iter().any(|batch| *batch > 1)),
+        };
+        return compare::run(arguments, route, &workload, &Variant::ablation(file, &whole));
+    }
+    if let Some(model) = &load.sweep {
+        return sweep::run(arguments, route, &workload, model);
     }
     if load.rounds.is_some() {
-        return Err(Failure::input("--rounds is for --compare and --ablation; leave it out"));
+        return Err(Failure::input("--rounds is for --compare, --ablation and --sweep; leave it out"));
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::work)?;
     let prepared;
@@ -44,7 +53,7 @@ pub fn run(arguments: &Bench) -> Result<(), Failure> {
         (None, Some(url)) => runtime.block_on(Running::elsewhere(load, workload, url))?,
         (None, None) => return Err(Failure::input("a configuration with --route, or --url is missing")),
     };
-    let measured = runtime.block_on(running.measure(0))?;
+    let measured = runtime.block_on(running.measure(0, ""))?;
     tell(arguments, &running, &measured)
 }
 
@@ -71,6 +80,8 @@ fn workload(load: &LoadArgs) -> Result<Workload, Failure> {
         input: load.input_len,
         output: load.output_len,
         prefix: load.prefix_len,
+        prefixes: load.prefixes,
+        turns: load.turns,
         vocab_size: load.vocab_size,
         seed: load.seed,
         sessions,

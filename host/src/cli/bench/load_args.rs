@@ -22,7 +22,11 @@ pub struct LoadArgs {
     /// resident K/V, asynchrony, delayed batching
     #[arg(long, requires = "config", conflicts_with_all = ["url", "compare", "alone", "mode", "csv", "plot", "timeline", "timeline_svg"])]
     pub ablation: bool,
-    /// With --compare and --ablation: how often each is run [default: 3]
+    /// Measure throughput for each threshold (min_batch) of this model from 1 to N, those of the others at 1, against
+    /// what the chain predicts from the same steps
+    #[arg(long, value_name = "MODEL", requires_all = ["config", "requests"], conflicts_with_all = ["rate", "url", "compare", "ablation", "alone", "mode", "csv", "timeline", "timeline_svg", "max_seconds"])]
+    pub sweep: Option<String>,
+    /// With --compare, --ablation and --sweep: how often each is run [default: 3]
     #[arg(long, value_name = "R", conflicts_with_all = ["url", "alone"], value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
     /// How the models are put together
@@ -59,6 +63,9 @@ pub struct LoadArgs {
     /// Requests of each load in all; a session of several turns counts as one [default: the data set, else 2 N]
     #[arg(long, value_name = "T", requires = "target", conflicts_with = "alone", value_parser = clap::value_parser!(u32).range(1..))]
     pub total: Option<u32>,
+    /// Break each load, and the warm-up, off after so many seconds; throughput is then over what was written until then
+    #[arg(long, value_name = "S", requires = "target", conflicts_with = "alone", value_parser = seconds)]
+    pub max_seconds: Option<f64>,
     /// Requests as JSON lines, see below [default: random prompts]
     #[arg(long, value_name = "FILE", requires = "target", conflicts_with = "alone")]
     pub dataset: Option<PathBuf>,
@@ -68,6 +75,14 @@ pub struct LoadArgs {
     /// Tokens that all random prompts have before their own
     #[arg(long, value_name = "P", default_value_t = 0, conflicts_with = "alone")]
     pub prefix_len: u32,
+    /// With --prefix-len: each load has K prefixes of its own, which its requests have in turns, so that the first of
+    /// each is cold [default: one for all loads, which the warm-up leaves in the cache]
+    #[arg(long, value_name = "K", requires = "prefix_len", conflicts_with_all = ["alone", "sweep"], value_parser = clap::value_parser!(u32).range(1..))]
+    pub prefixes: Option<u32>,
+    /// Sessions of random prompts in place of single ones: in each so many turns, of --input-len new tokens behind the
+    /// answers before
+    #[arg(long, value_name = "T", default_value_t = 1, conflicts_with_all = ["alone", "url", "dataset"], value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub turns: u32,
     /// Tokens of each answer, or drawn from L-S to L+S; end tokens do not end it
     #[arg(long, value_name = "L[:S]", requires = "target", conflicts_with = "alone")]
     pub output_len: Option<Length>,
@@ -98,6 +113,11 @@ fn rate(text: &str) -> Result<f64, String> {
     let number: Option<f64> = text.parse().ok();
     let fits = |rate: &f64| (1e-3..=1e6).contains(rate) || *rate == f64::INFINITY;
     number.filter(fits).ok_or_else(|| "must be from 0.001 to 1000000, or inf".into())
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.parse().ok();
+    number.filter(|seconds| (0.1..=1e6).contains(seconds)).ok_or_else(|| "must be seconds, from 0.1 to 1000000".into())
 }
 
 fn burstiness(text: &str) -> Result<f64, String> {

@@ -13,6 +13,7 @@ mod load;
 mod load_args;
 mod report;
 mod running;
+mod sweep;
 mod variant;
 
 pub use args::Bench;

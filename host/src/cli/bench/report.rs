@@ -8,9 +8,16 @@ use crate::bench::summary::Summary;
 /// Failures that are shown, of each load.
 const FAILURES: usize = 3;
 
-/// A row for each load; its latencies; its models; and why requests failed, if any did.
+/// A row for each load; its latencies; its models; what the prefix cache gave; what was broken off; and why requests failed, if any did.
 pub fn tables(summaries: &[&Summary]) -> String {
-    let parts = [loads(summaries), latencies(summaries), models(summaries), failures(summaries)];
+    let parts = [
+        loads(summaries),
+        latencies(summaries),
+        models(summaries),
+        by_cache(summaries),
+        cut(summaries),
+        failures(summaries),
+    ];
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n")
 }
 
@@ -43,9 +50,12 @@ fn latencies(summaries: &[&Summary]) -> String {
     for summary in summaries {
         let open = matches!(summary.pace, Pace::Open { .. }).then_some(("late", summary.late_ms));
         let flow = summary.flow.iter().flat_map(|flow| [("queue", flow.queue_ms), ("hand-off", flow.handoff_ms)]);
+        let by_cache = summary.by_cache.iter().flat_map(|by| [("TTFT cold", by.cold), ("TTFT warm", by.warm)]);
         let times =
             [("TTFT", summary.ttft_ms), ("TPOT", summary.tpot_ms), ("ITL", summary.itl_ms), ("E2E", summary.e2e_ms)];
-        rows.extend(times.into_iter().chain(open).chain(flow).map(|(name, time)| latency(summary, name, time)));
+        rows.extend(
+            times.into_iter().chain(by_cache).chain(open).chain(flow).map(|(name, time)| latency(summary, name, time)),
+        );
     }
     table(&rows, 2)
 }
@@ -97,6 +107,26 @@ fn tokens_by_model(summaries: &[&Summary]) -> String {
         rows.extend(models.map(|(name, tokens)| [summary.pace.to_string(), name.clone(), share(*tokens)]));
     }
     if rows.len() > 1 { table(&rows, 2) } else { String::new() }
+}
+
+fn by_cache(summaries: &[&Summary]) -> String {
+    let told = summaries.iter().filter_map(|summary| Some((summary.pace, summary.by_cache?))).map(|(pace, by)| {
+        format!(
+            "{pace}: median TTFT of the {} warm requests is {:.1} % of that of the {} cold ones\n",
+            by.warm_requests,
+            100.0 * by.ratio,
+            by.cold_requests
+        )
+    });
+    told.collect()
+}
+
+fn cut(summaries: &[&Summary]) -> String {
+    let told = summaries.iter().filter(|summary| summary.cut > 0).map(|summary| {
+        let (pace, seconds, all) = (summary.pace, summary.seconds, summary.total());
+        format!("{pace}: broken off after {seconds:.1} s with {} of {all} requests under way\n", summary.cut)
+    });
+    told.collect()
 }
 
 fn failures(summaries: &[&Summary]) -> String {

@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal};
 use std::sync::Arc;
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::signal::unix::{SignalKind, signal};
@@ -23,7 +24,10 @@ use crate::bench::workload::{Missing, Workload};
 use crate::cli::build::Prepared;
 use crate::cli::output::Failure;
 use crate::engine::Engine;
+use crate::subserver::coordinator::Ladders;
 
+/// Requests of one round do not come again in another.
+pub const ROUND: u64 = 1 << 24;
 /// Most tokens of a request that warms up.
 const WARM_UP: u32 = 16;
 /// A target that is measured.
@@ -95,6 +99,14 @@ impl<'a> Running<'a> {
         })
     }
 
+    /// Put other ladders in force. Only for a route in an engine of this process.
+    pub fn set_ladders(&self, ladders: Ladders) -> Result<(), Failure> {
+        match &*self.target {
+            Target::InProcess(engine) => engine.set_ladders(ladders).map_err(Failure::work),
+            Target::Dispatcher(_) | Target::Url(_) => Err(Failure::work("only an engine in this process has ladders")),
+        }
+    }
+
     /// End it and keep the weights. Only for a route in this process.
     pub fn stop(self) -> Result<Held<'a>, Failure> {
         let lost = || Failure::work("a model is down or its engine did not end, so its weights are lost");
@@ -110,15 +122,23 @@ impl<'a> Running<'a> {
         Ok(Held { prepared: self.prepared.ok_or_else(lost)?, runners, logs: self.logs })
     }
 
-    /// Warm up, then carry all loads. Requests are numbered from `first` on.
-    pub async fn measure(&self, first: u64) -> Result<Vec<Measured>, Failure> {
+    /// Warm up, then carry all loads. Requests are numbered from `first` on. `what`: of the progress.
+    pub async fn measure(&self, first: u64, what: &str) -> Result<Vec<Measured>, Failure> {
         let loads = self.loads(first)?;
         self.warm_up(first).await?;
         let mut measured = Vec::with_capacity(loads.len());
         for (pace, load) in loads {
-            measured.push(self.carry(pace, load).await?);
+            measured.push(self.carry(pace, load, what).await?);
         }
         Ok(measured)
+    }
+
+    /// One closed load, without a warm-up; by default as many requests in all as are under way.
+    pub async fn closed(&self, requests: u32, first: u64, what: &str) -> Result<Measured, Failure> {
+        let pace = Pace::Closed { requests };
+        let first = first + u64::from(self.load.warm_up);
+        let count = self.load.total.map_or(requests as usize, |total| total as usize);
+        self.carry(pace, Load::new(pace, self.sessions(first, count)?, 0), what).await
     }
 
     /// All loads, so that what is wrong with one shows before the first.
@@ -139,10 +159,15 @@ impl<'a> Running<'a> {
                 Failure::input("--total is missing; an open load of random prompts needs a number of requests")
             })?;
             let seed = arguments.seed.wrapping_add(next);
-            loads.push((pace, Load::new(pace, self.sessions(next, count)?, seed)));
+            loads.push((pace, self.bounded(Load::new(pace, self.sessions(next, count)?, seed))));
             next += count as u64;
         }
         Ok(loads)
+    }
+
+    /// No longer than `--max-seconds` says.
+    fn bounded(&self, load: Load) -> Load {
+        Load { longest: self.load.max_seconds.map(Duration::from_secs_f64), ..load }
     }
 
     fn sessions(&self, first: u64, count: usize) -> Result<Vec<Vec<Ask>>, Failure> {
@@ -161,21 +186,21 @@ impl<'a> Running<'a> {
     }
 
     /// Random prompts of their own, or the first of the data set.
-    async fn warm_up(&self, first: u64) -> Result<(), Failure> {
+    pub async fn warm_up(&self, first: u64) -> Result<(), Failure> {
         let mut sessions = self.sessions(first, self.load.warm_up as usize)?;
         sessions.iter_mut().for_each(|turns| turns.truncate(1));
         sessions.iter_mut().flatten().for_each(|ask| ask.output_len = ask.output_len.min(WARM_UP));
         let pace = Pace::Closed { requests: 1 };
-        let warm = self.carry(pace, Load::new(pace, sessions, 0)).await?;
+        let warm = self.carry(pace, self.bounded(Load::new(pace, sessions, 0)), "warm-up: ").await?;
         match warm.summary.failures.first() {
             Some((failure, _)) => Err(Failure::work(format!("the request that warms up failed: {failure}"))),
             None => Ok(()),
         }
     }
 
-    async fn carry(&self, pace: Pace, load: Load) -> Result<Measured, Failure> {
+    async fn carry(&self, pace: Pace, load: Load, what: &str) -> Result<Measured, Failure> {
         let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::work)?;
-        let bar = bar(pace, load.tokens());
+        let bar = bar(&format!("{what}{pace} requests"), load.tokens());
         self.logs.iter().for_each(|log| drop(log.take()));
         let carried = tokio::select! {
             carried = load.run(&self.target, |tokens| bar.set_position(tokens)) => carried.map_err(Failure::work)?,
@@ -189,7 +214,7 @@ impl<'a> Running<'a> {
 }
 
 /// Tokens of a load so far, on a terminal.
-fn bar(pace: Pace, tokens: u64) -> ProgressBar {
+fn bar(what: &str, tokens: u64) -> ProgressBar {
     let terminal = io::stderr().is_terminal();
     let target = if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(tokens), target);
@@ -199,6 +224,6 @@ fn bar(pace: Pace, tokens: u64) -> ProgressBar {
             let _ = write!(w, "{:.0} tokens/s", state.per_sec());
         }));
     }
-    bar.set_prefix(format!("{pace} requests"));
+    bar.set_prefix(what.to_owned());
     bar
 }

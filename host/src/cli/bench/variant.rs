@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::engines::rehearse;
 use crate::cli::build::{self, Prepared};
 use crate::cli::output::Failure;
 use crate::cli::select::{self, Selection};
-use crate::config::{self, Config};
+use crate::config::{self, BatchingConfig, Config};
+use crate::subserver::gate::Schedule;
 
 /// How the models are put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -34,6 +36,21 @@ pub struct Variant {
     pub mode: Mode,
     /// Keys of the configuration that differ from the file, as environment variables.
     pub keys: BTreeMap<String, String>,
+    /// In place of the file's. Ladders then stay as they are, also where the file has them follow the traffic.
+    pub schedule: Option<Schedule>,
+    /// Its ladders are tuned from what the variant before it measured.
+    pub tuned: bool,
+}
+
+/// What an ablation needs to know of the whole configuration.
+#[derive(Clone, Debug)]
+pub struct Whole {
+    /// Models of the route.
+    pub models: Vec<String>,
+    /// Some model runs on a CUDA device.
+    pub cuda: bool,
+    /// Some model has thresholds above 1.
+    pub ladder: bool,
 }
 
 impl Variant {
@@ -42,7 +59,7 @@ impl Variant {
             Mode::Routed => file.display().to_string(),
             Mode::StandardServing => format!("{}:{}", mode.name(), file.display()),
         };
-        Self { name, file: file.to_owned(), mode, keys: BTreeMap::new() }
+        Self { name, file: file.to_owned(), mode, keys: BTreeMap::new(), schedule: None, tuned: false }
     }
 
     /// `FILE`, or `standard-serving:FILE`.
@@ -54,35 +71,53 @@ impl Variant {
     }
 
     /// From what is done without a router to all that the engine has, each with one thing more than the one before.
-    /// `models`: those of the route.
-    pub fn ablation(file: &Path, models: &[String]) -> Vec<Self> {
+    pub fn ablation(file: &Path, whole: &Whole) -> Vec<Self> {
         let key = |path: &[&str]| format!("{}{}", config::ENV_PREFIX, path.join("__").to_uppercase());
-        let caches = |on: bool| {
-            models.iter().map(move |model| (key(&["models", model, "prefix_cache"]), on.to_string())).collect()
+        let each = |name: &str, value: &str| -> BTreeMap<String, String> {
+            whole.models.iter().map(|model| (key(&["models", model, name]), value.to_owned())).collect()
         };
-        let schedule = |name: &str| [(key(&["batching", "schedule"]), name.to_owned())].into();
-        let of = |name: &str, mode, keys| Self { name: name.into(), file: file.to_owned(), mode, keys };
-        vec![
-            of("standard serving", Mode::StandardServing, caches(false)),
-            of("+ prefix cache", Mode::StandardServing, caches(true)),
-            of("+ resident K/V", Mode::Routed, schedule("step-sync")),
-            of("+ asynchrony", Mode::Routed, schedule("eager")),
-            of("+ delayed batching", Mode::Routed, schedule("delayed")),
-        ]
+        let of = |name: &str, mode, keys| {
+            let file = file.to_owned();
+            Self { name: name.into(), file, mode, keys, schedule: None, tuned: false }
+        };
+        let routed = |name: &str, schedule, keys| Self { schedule: Some(schedule), ..of(name, Mode::Routed, keys) };
+        let standard = Mode::StandardServing;
+        let bare = each("prefix_cache", "false");
+        let mut variants = Vec::new();
+        if whole.cuda {
+            let graphs = (key(&["gpu", "graphs"]), "false".to_owned());
+            variants.push(of("standard serving", standard, bare.clone().into_iter().chain([graphs]).collect()));
+        }
+        let name = if whole.cuda { "+ CUDA graphs" } else { "standard serving" };
+        variants.push(of(name, standard, bare));
+        variants.push(of("+ prefix cache", standard, each("prefix_cache", "true")));
+        // No model goes out of its turn because requests have waited for long.
+        variants.push(routed("+ resident K/V", Schedule::StepSync, each("max_wait_ms", "60000")));
+        variants.push(routed("+ asynchrony", Schedule::Eager, BTreeMap::new()));
+        let delayed = routed("+ delayed batching", Schedule::Delayed, BTreeMap::new());
+        variants.push(Self { tuned: !whole.ladder, ..delayed });
+        variants
     }
 
     /// The part of the configuration that `route` needs.
     pub fn selection(&self, route: &str) -> Result<Selection, Failure> {
         let mut keys = config::environment();
         keys.extend(self.keys.clone());
-        let config = Config::load(&self.file, &keys).map_err(Failure::input)?;
+        let mut config = Config::load(&self.file, &keys).map_err(Failure::input)?;
+        if let Some(schedule) = self.schedule {
+            config.batching = BatchingConfig { schedule, online: None };
+        }
         select::known(&config, route)?;
         Ok(select::only(config, &[route]))
     }
 
-    /// All but the weights.
+    /// All but the weights. A route that cannot be served so is refused.
     pub fn prepare(&self, route: &str) -> Result<Prepared, Failure> {
-        build::prepare(self.selection(route)?)
+        let prepared = build::prepare(self.selection(route)?)?;
+        if self.mode == Mode::StandardServing {
+            rehearse(&prepared, route)?;
+        }
+        Ok(prepared)
     }
 }
 
@@ -92,7 +127,8 @@ mod tests {
 
     #[test]
     fn an_ablation_adds_one_thing_at_a_time() {
-        let variants = Variant::ablation(Path::new("a.toml"), &["small".into(), "large".into()]);
+        let whole = Whole { models: vec!["small".into(), "large".into()], cuda: false, ladder: true };
+        let variants = Variant::ablation(Path::new("a.toml"), &whole);
         let [bare, cached, resident, eager, delayed] = variants.as_slice() else { panic!("{variants:?}") };
         assert_eq!(
             (bare.mode, cached.mode, resident.mode),
@@ -100,8 +136,18 @@ mod tests {
         );
         assert_eq!(bare.keys["TOKENROUTER__MODELS__LARGE__PREFIX_CACHE"], "false");
         assert_eq!((bare.keys.len(), cached.keys["TOKENROUTER__MODELS__SMALL__PREFIX_CACHE"].as_str()), (2, "true"));
-        let schedules = [resident, eager, delayed].map(|v| v.keys["TOKENROUTER__BATCHING__SCHEDULE"].as_str());
-        assert_eq!(schedules, ["step-sync", "eager", "delayed"]);
+        let schedules = variants.iter().map(|variant| variant.schedule.map(Schedule::name));
+        assert!(schedules.eq([None, None, Some("step-sync"), Some("eager"), Some("delayed")]));
+        assert_eq!((resident.mode, eager.keys.len()), (Mode::Routed, 0));
+        let cuda = Variant::ablation(Path::new("a.toml"), &Whole { cuda: true, ladder: false, ..whole });
+        assert_eq!(
+            (cuda[0].name.as_str(), cuda[0].keys["TOKENROUTER__GPU__GRAPHS"].as_str()),
+            (bare.name.as_str(), "false")
+        );
+        assert_eq!((cuda.len(), cuda[1].name.as_str(), &cuda[1].keys), (6, "+ CUDA graphs", &bare.keys));
+        // Only the last has ladders, and none are given.
+        assert!(cuda.iter().map(|variant| variant.tuned).eq([false, false, false, false, false, true]));
+        assert!(!delayed.tuned);
     }
 
     #[test]

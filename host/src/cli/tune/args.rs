@@ -18,11 +18,11 @@ pub struct Tune {
     /// Milliseconds of a step of each model, alone; slashes between those of batches of 1, 2, …
     #[arg(long, value_name = "MS,…", value_delimiter = ',', allow_hyphen_values = true)]
     pub times: Vec<Times>,
-    /// Take step times and routes from the JSON of `tokenrouter bench`
-    #[arg(long, value_name = "FILE")]
+    /// Take step times (means) and routes from the JSON of `tokenrouter bench`, or of a server that runs
+    #[arg(long, value_name = "FILE|http://HOST:PORT")]
     pub from: Option<PathBuf>,
-    /// Answer one conformance case (JSON); `-` reads it from standard input
-    #[arg(long, value_name = "FILE", requires = "json", conflicts_with_all = OPTIONS)]
+    /// With --json: answer one conformance case (JSON); `-` reads it from standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = OPTIONS)]
     pub case: Option<PathBuf>,
     /// Names of the models [default: small,large for two, else m0,m1,…]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', requires = "times")]
@@ -84,6 +84,7 @@ Examples:
       --route small:small=0.5,medium=0.3,large=0.2 --route medium:small=1 --route large:small=1
   tokenrouter bench CONFIG --route R --requests 1,4,16 --output-len 512 --json bench.json
   tokenrouter tune --from bench.json --concurrency 1..16 --plot throughput.svg
+  tokenrouter tune --from http://127.0.0.1:30000 --concurrency 1..32
   tokenrouter tune models.toml --concurrency 4,8,16 --json
   tokenrouter tune --case case.json --json
 
@@ -91,6 +92,7 @@ A model starts a step when at least its threshold of requests wait for it. Throu
 thresholds is that of an exact Markov chain; where the chain would be too large it is simulated,
 and the answer says so. Thresholds that could lock up, sum(B - 1) >= N, are never chosen. The
 answer is a table and the lines for the configuration. `vs eager` compares with thresholds of 1.
+A hold counts up to max_wait_ms, so that one beyond the default of 50 comes with a line for it.
 
 A description has a table for each model, the one that gets new requests first:
   [[models]]
@@ -133,14 +135,13 @@ mod tests {
     #[test]
     fn refusals() {
         for (more, message) in [
-            (&[][..], "<SYSTEM|--times <MS,…>|--from <FILE>|--case <FILE>>"),
+            (&[][..], "<SYSTEM|--times <MS,…>|--from <FILE|http://HOST:PORT>|--case <FILE>>"),
             (&["--times", "6,x"], "must be milliseconds"),
             (&["--times", "6", "--concurrency", "0"], "must be from 1 to 4096"),
             (&["--times", "6", "--concurrency", "8..4"], "is empty"),
             (&["--times", "6", "--route", "small"], "must be FROM:TO=P"),
             (&["--times", "6", "--hold", "soon"], "must be milliseconds, or auto"),
             (&["--times", "6", "--min-batch", "x"], "must be a whole number from 1, or auto"),
-            (&["--case", "x"], "--json"),
             (&["--case", "x", "--json", "--handoff", "0.3"], "cannot be used with"),
             (&["--times", "6", "--from", "x"], "cannot be used with"),
         ] {

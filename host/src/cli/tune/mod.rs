@@ -6,9 +6,11 @@ mod input;
 mod plot;
 mod report;
 
-use std::io::Read;
+use std::io::{IsTerminal, Read};
 use std::path::Path;
 
+use hyper::Method;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokenrouter_batching::case::Case;
 use tokenrouter_batching::search::{self, Options};
 use tokenrouter_batching::{Fault, Grain, Model, Setting, System};
@@ -16,6 +18,7 @@ use tokenrouter_batching::{Fault, Grain, Model, Setting, System};
 pub use args::Tune;
 
 use super::output::{Failure, write_stdout};
+use crate::bench::http::Client;
 use plot::Curve;
 use report::Step;
 
@@ -25,6 +28,9 @@ const LINES: usize = 7;
 pub fn run(arguments: &Tune) -> Result<(), Failure> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     if let Some(file) = &arguments.case {
+        if !arguments.json {
+            return Err(Failure::input("--case is answered as JSON only; add --json"));
+        }
         return answer_case(file, threads);
     }
     let system = system(arguments)?.checked().map_err(Failure::input)?;
@@ -35,7 +41,14 @@ pub fn run(arguments: &Tune) -> Result<(), Failure> {
         threads,
         haste: 1,
     };
-    let ladder = search::ladder(&system, arguments.concurrency.0.iter().copied(), &options).map_err(Failure::input)?;
+    let bar = bar(arguments.concurrency.0.len());
+    let requests = arguments.concurrency.0.iter().map(|n| {
+        bar.set_message(format!("N = {n}"));
+        bar.inc(1);
+        *n
+    });
+    let ladder = search::ladder(&system, requests, &options).map_err(Failure::input)?;
+    bar.finish_and_clear();
     let eager = Setting::new(vec![1; system.len()]);
     let steps = ladder.into_iter().map(|(requests, best)| {
         let eager = search::rates(&system, requests, &eager, &options).map_err(Failure::input)?;
@@ -52,17 +65,29 @@ pub fn run(arguments: &Tune) -> Result<(), Failure> {
     }
 }
 
+/// Numbers of requests so far, on a terminal.
+fn bar(count: usize) -> ProgressBar {
+    let terminal = std::io::stderr().is_terminal();
+    let target = if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let bar = ProgressBar::with_draw_target(Some(count as u64), target);
+    if let Ok(style) = ProgressStyle::with_template("{msg:10} {bar:30}  {pos}/{len}  {elapsed}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
 /// What the arguments describe, not checked yet.
 fn system(arguments: &Tune) -> Result<System, Failure> {
     let mut system = if let Some(file) = &arguments.system {
         input::described(&read(file)?).map_err(|e| Failure::input(format!("{}: {e}", file.display())))?
     } else if let Some(file) = &arguments.from {
-        let measured = from::measured(&read(file)?).map_err(|e| Failure::input(format!("{}: {e}", file.display())))?;
+        let measured =
+            from::measured(&measurement(file)?).map_err(|e| Failure::input(format!("{}: {e}", file.display())))?;
         match (routed(arguments, measured.models.clone()), measured.system()) {
             (Some(system), _) => system?,
             (None, Some(system)) => system,
             (None, None) => {
-                let message = "tells where steps lead for a route over two models only; give --route for each model";
+                let message = "does not tell where steps lead; give --route for each model";
                 return Err(Failure::input(format!("{}: {message}", file.display())));
             }
         }
@@ -127,6 +152,16 @@ fn routed(arguments: &Tune, models: Vec<Model>) -> Option<Result<System, Failure
         None if arguments.routes.is_empty() => None,
         None => Some(input::routed(models, &arguments.routes).map_err(Failure::input)),
     }
+}
+
+/// The text of `--from`: of a file, or of a server that runs.
+fn measurement(from: &Path) -> Result<String, Failure> {
+    let Some(url) = from.to_str().filter(|from| from.starts_with("http://")) else { return read(from) };
+    let fault = |e: String| Failure::input(format!("--from {url}: {e}"));
+    let client = Client::new(url, None).map_err(fault)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::work)?;
+    let body = runtime.block_on(async { client.send(Method::GET, "/metrics/steps", None).await?.whole().await });
+    String::from_utf8(body.map_err(fault)?).map_err(|e| fault(e.to_string()))
 }
 
 fn read(file: &Path) -> Result<String, Failure> {
@@ -199,6 +234,11 @@ mod tests {
                 two(&["--route", "small:large=1*0", "--route", "large:small=1*0"]),
                 "no route commits a token: throughput would be 0; give a commit above 0 on a route that is taken",
             ),
+            (
+                fault(&["--times", "1e-9,1e9", "--handoff", "0.3"]),
+                "step times from 0.000000001 ms to 1000000000 ms: the longest may be 100000 times the shortest at most; \
+                 are all in milliseconds?",
+            ),
             (two(&[]), "--route: missing; say where the steps of each model lead, or --handoff P"),
             (
                 fault(&["--times", "6,-1", "--handoff", "0.35"]),
@@ -219,6 +259,30 @@ mod tests {
         ] {
             assert_eq!(error, expected);
         }
+        assert_eq!(fault(&["--case", "x"]), "--case is answered as JSON only; add --json");
         assert!(fault(&["--from", "/nowhere/x.json"]).starts_with("/nowhere/x.json: "));
+    }
+
+    #[test]
+    fn a_server_is_asked() {
+        use std::io::{Read, Write};
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let serve = move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let (mut request, mut byte) = (Vec::new(), [0]);
+            while !request.ends_with(b"\r\n\r\n") {
+                stream.read_exact(&mut byte).unwrap();
+                request.push(byte[0]);
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n{\"loads\": []}").unwrap();
+            String::from_utf8(request).unwrap()
+        };
+        let server = std::thread::spawn(serve);
+        let error = fault(&["--from", &url]);
+        assert!(error.starts_with(&url) && error.contains("loads: there are none"), "{error}");
+        assert!(server.join().unwrap().starts_with("GET /metrics/steps "));
+        let error = fault(&["--from", "http://127.0.0.1:1"]);
+        assert!(error.starts_with("--from http://127.0.0.1:1: 127.0.0.1:1: cannot connect"), "{error}");
     }
 }

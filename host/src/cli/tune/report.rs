@@ -4,6 +4,10 @@ use serde_json::{Map, Value, json};
 use tokenrouter_batching::search::{Method, Point};
 
 use super::super::plan::table;
+use crate::config::DEFAULT_MAX_WAIT;
+
+/// What a configuration has where it says nothing.
+const MAX_WAIT_MS: f64 = DEFAULT_MAX_WAIT.as_millis() as f64;
 
 /// The best setting for a number of requests.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,6 +79,10 @@ fn ladders<T: Copy>(steps: &[Step], models: usize, least: T, of: impl Fn(&Step, 
     (0..models).map(|model| all.clone().map(|n| value(n, model)).collect()).collect()
 }
 
+fn holds(names: &[String], steps: &[Step]) -> Vec<Vec<f64>> {
+    ladders(steps, names.len(), 0.0, |step, model| step.best.setting.hold_ms[model])
+}
+
 fn min_batches(names: &[String], steps: &[Step]) -> Vec<Vec<u32>> {
     ladders(steps, names.len(), 1, |step, model| step.best.setting.min_batch[model])
 }
@@ -89,12 +97,23 @@ fn ladder<T: PartialEq>(steps: &[T], text: impl Fn(&T) -> String) -> String {
 
 /// Lines to paste into a configuration.
 pub fn toml(names: &[String], steps: &[Step]) -> String {
-    let holds = ladders(steps, names.len(), 0.0, |step, model| step.best.setting.hold_ms[model]);
     let mut text = String::new();
-    for ((name, batches), holds) in names.iter().zip(min_batches(names, steps)).zip(holds) {
+    for ((name, batches), holds) in names.iter().zip(min_batches(names, steps)).zip(holds(names, steps)) {
         text += &format!("[models.{}]\nmin_batch = {}\n", key(name), ladder(&batches, u32::to_string));
-        if holds.iter().any(|hold| *hold > 0.0) {
-            text += &format!("hold_ms = {}\n", ladder(&holds, |hold| format!("{hold:?}")));
+        let longest = holds.iter().copied().fold(0.0, f64::max);
+        if longest > 0.0 {
+            // A configuration has one hold: that of the most requests, for which it matters most.
+            let hold = holds.last().copied().unwrap_or(0.0);
+            let varies = holds.iter().any(|other| *other != hold);
+            let note = if varies {
+                format!("   # by N: {}", ladder(&holds, |hold| format!("{hold:?}")))
+            } else {
+                String::new()
+            };
+            text += &format!("hold_ms = {hold:?}{note}\n");
+            if longest > MAX_WAIT_MS {
+                text += &format!("max_wait_ms = {:.0}   # a hold counts up to it\n", longest.ceil());
+            }
         }
     }
     text
@@ -131,7 +150,9 @@ pub fn json(names: &[String], steps: &[Step]) -> Value {
         steps.iter().map(|step| json!({"N": step.requests, "best": point(&step.best), "eager": point(&step.eager)}));
     let min_batch: Map<String, Value> =
         names.iter().cloned().zip(min_batches(names, steps).into_iter().map(|ladder| json!(ladder))).collect();
-    json!({"models": names, "min_batch": min_batch, "concurrency": each.collect::<Vec<_>>()})
+    let hold_ms: Map<String, Value> =
+        names.iter().cloned().zip(holds(names, steps).into_iter().map(|ladder| json!(ladder))).collect();
+    json!({"models": names, "min_batch": min_batch, "hold_ms": hold_ms, "concurrency": each.collect::<Vec<_>>()})
 }
 
 #[cfg(test)]
@@ -158,7 +179,7 @@ mod tests {
         let exact = Method::Chain { states: 3 };
         let simulated = Method::Simulation { standard_error: 0.225, reason: ChainError::TooLarge(7) };
         let steps = [step(2, [1, 2], 0.0, exact.clone()), step(4, [1, 3], 4.5, simulated)];
-        let lines = "[models.small]\nmin_batch = 1\nhold_ms = [0.0, 0.0, 0.0, 4.5]\n[models.\"l.0\"]\nmin_batch = [1, 2, 2, 3]\n";
+        let lines = "[models.small]\nmin_batch = 1\nhold_ms = 4.5   # by N: [0.0, 0.0, 0.0, 4.5]\n[models.\"l.0\"]\nmin_batch = [1, 2, 2, 3]\n";
         assert_eq!(toml(&names(), &steps), lines);
         let text = text(&names(), &steps);
         for part in ["1 / 3", "4.50 / 0.00", "112.5", "+12.5 %", "1.50 / 2.00", "exact", "simulated ±0.20 %"] {
@@ -168,6 +189,9 @@ mod tests {
         let json = json(&names(), &steps);
         assert_eq!(json["min_batch"], json!({"small": [1, 1, 1, 1], "l.0": [1, 2, 2, 3]}));
         assert_eq!(json["concurrency"][1]["best"]["simulated_rel_se"], 0.002);
+        assert_eq!(json["hold_ms"], json!({"small": [0.0, 0.0, 0.0, 4.5], "l.0": [0.0, 0.0, 0.0, 0.0]}));
+        let long = toml(&names(), &[step(8, [1, 5], 80.25, exact.clone())]);
+        assert!(long.contains("hold_ms = 80.25\nmax_wait_ms = 81   # a hold counts up to it\n"), "{long}");
         assert_eq!(
             toml(&names(), &[step(8, [1, 5], 0.0, exact)]),
             "[models.small]\nmin_batch = 1\n[models.\"l.0\"]\nmin_batch = 5\n"

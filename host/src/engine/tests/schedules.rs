@@ -5,7 +5,9 @@ use std::sync::atomic::AtomicUsize;
 use tokenrouter_plugin_api::{Context, Decision, Policy, PolicyError, RouteBatch};
 
 use super::*;
+use crate::online::Settings;
 use crate::policy::Linked;
+use crate::subserver::coordinator::LadderError;
 
 /// Hands every second token to the other model.
 struct Alternate {
@@ -104,8 +106,11 @@ fn every_schedule_ends_every_request() {
             });
             let seen = [0, 1].map(|model| engine.observed(ModelId(model)));
             assert!(seen[0].to[1] >= 15 && seen[0].evaluated > seen[0].to[1], "{schedule:?}: {:?}", seen[0].to);
-            let steps: u64 = seen[1].sizes.iter().map(|size| size.alone.steps + size.shared.steps).sum();
-            assert_eq!(steps + seen[1].prompts.steps, engine.snapshot(ModelId(1)).counters.steps);
+            let steps: f64 = seen[1].sizes.iter().map(|size| size.steps).sum();
+            assert_eq!(steps as u64 + seen[1].prompts, engine.snapshot(ModelId(1)).counters.steps);
+            assert_eq!(seen[0].begun + seen[1].begun, 6, "{schedule:?}");
+            // The one that was cancelled may have ended before.
+            assert!(matches!(seen[0].finished + seen[1].finished, 5 | 6), "{schedule:?}: {seen:?}");
         }
     }
 }
@@ -124,4 +129,24 @@ fn ladders_can_be_replaced_at_work() {
     assert!(matches!(last(&mut stream), Event::Finished { .. }));
     engine.fail_all();
     assert_eq!(last(&mut other), Event::Failed(RequestError::ShuttingDown));
+}
+
+#[test]
+fn ladders_follow_the_traffic() {
+    let (mut engine, _) = scheduled(Schedule::Delayed, [vec![1], vec![1]], Duration::ZERO);
+    assert_eq!(engine.tuning(), None);
+    engine.follow(Settings { interval: Duration::from_millis(5), p99_tpot_ms: None, p99_ttft_ms: None }).unwrap();
+    assert!(engine.tuning().unwrap().thin);
+    let mut streams: Vec<_> = (0..4).map(|_| engine.submit(request(&engine, "both", 50_000)).unwrap()).collect();
+    let mut seen = None;
+    wait_for(|| {
+        seen = engine.tuning().filter(|status| !status.thin);
+        seen.is_some()
+    });
+    let status = seen.unwrap();
+    // Every second token goes to the other model.
+    assert!((status.routing[0][1] - 0.5).abs() < 0.05 && (status.routing[1][0] - 0.5).abs() < 0.05, "{status:?}");
+    assert!(status.stretch.iter().all(|stretch| *stretch >= 1.0), "{status:?}");
+    engine.fail_all();
+    assert_eq!(last(&mut streams[0]), Event::Failed(RequestError::ShuttingDown));
 }

@@ -137,7 +137,7 @@ fn every_token_has_its_evaluation() {
     for (route, mut stream) in streams {
         let mut tokens: Vec<Committed> = Vec::new();
         let handoffs = loop {
-            match stream.events.blocking_recv().unwrap() {
+            match stream.events.blocking_recv().unwrap().event {
                 Event::PromptCached { .. } => {}
                 Event::Committed { tokens: more, .. } => tokens.extend(more),
                 Event::Finished { reason, handoffs } => {
@@ -236,7 +236,7 @@ fn an_observer_that_wants_nothing_costs_nothing() {
     let engine = engine(modest.clone());
     for (route, signals) in [(0, SignalSet::ENTROPY), (3, SignalSet::default())] {
         let mut stream = engine.submit(request(route, 1, 20)).unwrap();
-        while !matches!(stream.events.blocking_recv().unwrap(), Event::Finished { .. }) {}
+        while !matches!(stream.events.blocking_recv().unwrap().event, Event::Finished { .. }) {}
         let seen = std::mem::take(&mut *modest.0.lock().unwrap());
         assert!(seen.keys().eq([&signals.bits()]) && seen[&signals.bits()] >= 20, "{seen:?}");
     }

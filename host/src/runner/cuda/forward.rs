@@ -1,14 +1,13 @@
 //! A step as kernels on a stream, from the upload to the samples.
 
 use tokenrouter_kernels::gpu::ops::{
-    AttentionArgs, Epilogue, Kernels, LinearArgs, MAX_STREAMED_ROWS, PARAMS_WORDS, PrepareArgs, Rows, SPREAD_ITEMS,
-    SPREAD_POSITIONS, SamplingArgs,
+    AttentionArgs, Epilogue, Kernels, LinearArgs, MAX_STREAMED_ROWS, PARAMS_WORDS, PrepareArgs, Rows, SamplingArgs,
 };
 use tokenrouter_kernels::gpu::{DevicePtr, GpuError, Stream};
 
 use super::memory::{Buffers, Layer, Linear, Tensors, UploadLayout, kv_layer_bytes, pitch, qkv_width, results};
 use super::step::Step;
-use super::{Dtype, GRAPHS};
+use super::{BUCKETS, Dtype};
 use crate::runner::model_config::ModelConfig;
 
 /// How much a step computes.
@@ -19,25 +18,20 @@ pub(super) struct Size {
     /// 0: no row is sampled.
     pub(super) slots: u32,
     pub(super) items: u32,
-    /// Attention of few items with many positions, over more multiprocessors.
-    pub(super) spread: bool,
 }
 
 impl Size {
-    /// Which of [`GRAPHS`] computes a step; `spreads`: one may be with `spread`.
-    pub(super) fn graph(step: &Step, spreads: bool) -> usize {
-        let spread = spreads && step.items <= SPREAD_ITEMS as usize && step.longest >= SPREAD_POSITIONS;
-        let holds = |size: &Self| step.rows <= size.rows as usize;
-        let first = |spread: bool| GRAPHS.iter().position(|size| size.spread == spread && holds(size));
-        first(spread).or_else(|| first(false)).unwrap_or(GRAPHS.len() - 1)
+    /// Of the steps that the graph of a bucket computes.
+    pub(super) fn of_bucket(rows: usize) -> Self {
+        let rows = rows as u32;
+        Self { rows, slots: rows, items: rows }
     }
 
     /// Of a step that is longer than any graph.
     pub(super) fn of_prompt(step: &Step) -> Self {
         let slots = step.slots.len();
-        let bucket = GRAPHS.iter().find(|size| slots <= size.slots as usize).map_or(0, |size| size.slots);
-        let slots = if slots > 0 { bucket } else { 0 };
-        Self { rows: step.rows as u32, slots, items: step.items as u32, spread: false }
+        let slots = BUCKETS.into_iter().find(|bucket| slots <= *bucket).filter(|_| slots > 0).unwrap_or(0);
+        Self { rows: step.rows as u32, slots: slots as u32, items: step.items as u32 }
     }
 }
 
@@ -202,9 +196,7 @@ impl Forward<'_> {
         };
         // SAFETY: the caller's.
         unsafe {
-            if size.spread {
-                self.kernels.attention_spread(self.stream, config.head_dim, size.items, args)
-            } else if size.rows > MAX_STREAMED_ROWS {
+            if size.rows > MAX_STREAMED_ROWS {
                 self.kernels.attention_whole(self.stream, config.head_dim, size.items, args)
             } else {
                 self.kernels.attention_split(self.stream, config.head_dim, size.items, args)

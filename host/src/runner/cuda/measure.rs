@@ -10,7 +10,7 @@ pub use bandwidth::Bandwidth;
 pub(crate) use super::forward::Kernel;
 use super::forward::Size;
 use super::memory::qkv_width;
-use super::{CudaRunner, Dtype, GRAPHS, page_bytes, step, weight_bytes};
+use super::{BUCKETS, CudaRunner, Dtype, page_bytes, step, weight_bytes};
 use crate::runner::RowBatch;
 use crate::runner::model_config::ModelConfig;
 
@@ -49,7 +49,7 @@ impl CudaRunner {
             let layout = self.layout(rows);
             let prompt = rows > MAX_STREAMED_ROWS as usize;
             let step = step::fill(batch, &parts, layout, prompt, self.fixed, &mut self.upload)?;
-            let size = if prompt { Size::of_prompt(&step) } else { GRAPHS[Size::graph(&step, self.spreads)] };
+            let size = if prompt { Size::of_prompt(&step) } else { size_of_graph(rows) };
             sum += self.replay_step(&step, size, what, replays).map_err(|error| error.to_string())?;
         }
         Ok(sum)
@@ -83,6 +83,10 @@ impl CudaRunner {
             time(&self.device, stream, replays, || graph.launch(stream))
         }
     }
+}
+
+fn size_of_graph(rows: usize) -> Size {
+    Size::of_bucket(BUCKETS.into_iter().find(|bucket| rows <= *bucket).unwrap_or(MAX_STREAMED_ROWS as usize))
 }
 
 /// Median milliseconds of `replays` times `work`, which are enqueued behind each other so that the device

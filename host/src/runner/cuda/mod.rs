@@ -18,7 +18,7 @@ mod step;
 use std::path::Path;
 
 pub use tokenrouter_kernels::gpu::Partition;
-use tokenrouter_kernels::gpu::ops::{Kernels, MAX_STREAMED_ROWS, Matrix, SAMPLE_WORDS, SPREAD_ITEMS};
+use tokenrouter_kernels::gpu::ops::{Kernels, MAX_STREAMED_ROWS, Matrix, SAMPLE_WORDS};
 use tokenrouter_kernels::gpu::{Arena, Device, DevicePtr, GpuError, Graph, Pinned, Priority, Stream, kernel_cache};
 
 use super::model_config::{LoadError, ModelConfig};
@@ -124,19 +124,16 @@ pub struct LoadOptions<'a> {
     pub max_rows: u32,
     /// Computes on a part of the device's multiprocessors.
     pub partition: Option<Partition>,
+    /// Steps are replayed graphs. Without, each kernel is launched by itself: the same results, more slowly.
+    pub graphs: bool,
     /// Its steps go before those of models of normal priority on the same device.
     pub high_priority: bool,
     /// Told how far loading is.
     pub progress: Option<Progress<'a>>,
 }
 
-/// Sizes of the graphs: a step is computed by the first of its kind that holds it.
-const GRAPHS: [Size; 5] = [graph(8), graph(16), graph(32), graph(MAX_STREAMED_ROWS), SPREAD];
-const SPREAD: Size = Size { items: SPREAD_ITEMS, spread: true, ..graph(8) };
-
-const fn graph(rows: u32) -> Size {
-    Size { rows, slots: rows, items: rows, spread: false }
-}
+/// Rows of the graphs: a step is computed by the smallest that holds it.
+const BUCKETS: [usize; 4] = [8, 16, 32, MAX_STREAMED_ROWS as usize];
 
 /// A model on a CUDA device.
 pub struct CudaRunner {
@@ -152,10 +149,9 @@ pub struct CudaRunner {
     hidden_pages: Option<(DevicePtr, Arena)>,
     sampler: Sampler,
     nets: Vec<CudaNet>,
-    /// Whether steps may be computed by [`SPREAD`].
-    spreads: bool,
-    /// By [`GRAPHS`]; captured when first needed.
-    graphs: [Option<Graph>; GRAPHS.len()],
+    use_graphs: bool,
+    /// By [`BUCKETS`]; captured when first needed.
+    graphs: [Option<Graph>; BUCKETS.len()],
     /// By net and by layout (small steps, prompts).
     net_graphs: Vec<[Option<Graph>; 2]>,
     upload: Pinned<u32>,
@@ -198,7 +194,9 @@ impl CudaRunner {
             Source::Random { seed } => loader.random(&config, &runner.tensors, seed)?,
         }
         runner.stream.synchronize().map_err(failed)?;
-        runner.capture_all().map_err(failed)?;
+        if runner.use_graphs {
+            runner.capture_all().map_err(failed)?;
+        }
         Ok(runner)
     }
 
@@ -256,8 +254,8 @@ impl CudaRunner {
             kv,
             hidden_pages: None,
             nets: Vec::new(),
-            spreads: dtype == Dtype::Bf16 && kernels.spreads(config.hidden as u32),
-            graphs: [const { None }; GRAPHS.len()],
+            use_graphs: options.graphs,
+            graphs: [const { None }; BUCKETS.len()],
             net_graphs: Vec::new(),
             kernels,
             stream,
@@ -293,18 +291,18 @@ impl CudaRunner {
         UploadLayout { rows: if rows <= small { small } else { self.capacity } }
     }
 
-    /// Capture all graphs, the largest first.
+    /// Capture the steps of all buckets, the largest first.
     fn capture_all(&mut self) -> Result<(), GpuError> {
-        for index in (0..GRAPHS.len()).rev().filter(|index| self.spreads || !GRAPHS[*index].spread) {
-            self.graphs[index] = Some(self.capture(GRAPHS[index])?);
+        for index in (0..BUCKETS.len()).rev() {
+            self.graphs[index] = Some(self.capture(BUCKETS[index])?);
         }
         Ok(())
     }
 
-    fn capture(&self, size: Size) -> Result<Graph, GpuError> {
-        let forward = self.parts(self.layout(size.rows as usize));
+    fn capture(&self, rows: usize) -> Result<Graph, GpuError> {
+        let forward = self.parts(self.layout(rows));
         // SAFETY: the addresses live as long as the runner, which owns the graph.
-        let graph = self.stream.capture(|| unsafe { forward.enqueue(size) })?;
+        let graph = self.stream.capture(|| unsafe { forward.enqueue(Size::of_bucket(rows)) })?;
         graph.upload(&self.stream)?;
         Ok(graph)
     }
@@ -327,9 +325,11 @@ impl CudaRunner {
         unsafe {
             self.stream.upload_async(self.buffers.upload, &self.upload, step.words * 4).map_err(text)?;
             if small {
-                let index = Size::graph(&step, self.spreads);
-                if self.graphs[index].is_none() {
-                    self.graphs[index] = Some(self.capture(GRAPHS[index]).map_err(text)?);
+                let index = BUCKETS.iter().position(|bucket| rows <= *bucket).unwrap_or(BUCKETS.len() - 1);
+                if !self.use_graphs {
+                    self.parts(layout).enqueue(Size::of_bucket(BUCKETS[index])).map_err(text)?;
+                } else if self.graphs[index].is_none() {
+                    self.graphs[index] = Some(self.capture(BUCKETS[index]).map_err(text)?);
                 }
                 if let Some(graph) = &self.graphs[index] {
                     graph.launch(&self.stream).map_err(text)?;
@@ -364,7 +364,10 @@ impl CudaRunner {
     fn launch_nets(&mut self, nets: &[NetId], prompt: bool) -> Result<(), GpuError> {
         for id in nets {
             let index = id.0 as usize;
-            if self.net_graphs[index][usize::from(prompt)].is_none() {
+            if !self.use_graphs {
+                // SAFETY: the addresses are of this runner.
+                unsafe { self.enqueue_net(index, prompt)? };
+            } else if self.net_graphs[index][usize::from(prompt)].is_none() {
                 self.net_graphs[index][usize::from(prompt)] = Some(self.capture_net(index, prompt)?);
             }
             if let Some(graph) = &self.net_graphs[index][usize::from(prompt)] {
@@ -376,6 +379,13 @@ impl CudaRunner {
     }
 
     fn capture_net(&self, index: usize, prompt: bool) -> Result<Graph, GpuError> {
+        // SAFETY: the addresses live as long as the runner, which owns the graph.
+        self.stream.capture(|| unsafe { self.enqueue_net(index, prompt) })
+    }
+
+    /// # Safety
+    /// As for [`Forward::enqueue`].
+    unsafe fn enqueue_net(&self, index: usize, prompt: bool) -> Result<(), GpuError> {
         let forward =
             self.parts(self.layout(if prompt { self.capacity.max(MAX_STREAMED_ROWS as usize + 1) } else { 1 }));
         let sampling = forward.sampling();
@@ -392,8 +402,8 @@ impl CudaRunner {
         let (net, column) = (&self.nets[index], self.score_column(index));
         let at = self.buffers.results.offset((results::SCORES_AT + column) * 4);
         let out = Matrix { at, pitch: SCORES as u32, width: net.width as u32 };
-        // SAFETY: the addresses live as long as the runner, which owns the graph.
-        self.stream.capture(|| unsafe { net.enqueue(&self.kernels, &self.stream, &inputs, out) })
+        // SAFETY: the caller's.
+        unsafe { net.enqueue(&self.kernels, &self.stream, &inputs, out) }
     }
 
     /// First column of a net's scores.
@@ -454,7 +464,7 @@ impl Runner for CudaRunner {
             unsafe { self.stream.fill_u8_async(at, 0, bytes) }.map_err(text)?;
             self.hidden_pages = Some((at, arena));
             // Steps now keep hidden states.
-            self.graphs = [const { None }; GRAPHS.len()];
+            self.graphs = [const { None }; BUCKETS.len()];
         }
         self.fixed.net_list = self.fixed.net_list.max(net.list);
         self.nets.push(net);
@@ -468,7 +478,7 @@ impl Runner for CudaRunner {
         self.fixed.net_list = 0;
         if self.hidden_pages.take().is_some() {
             // Steps keep hidden states no more.
-            self.graphs = [const { None }; GRAPHS.len()];
+            self.graphs = [const { None }; BUCKETS.len()];
         }
     }
 

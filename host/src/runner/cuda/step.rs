@@ -51,8 +51,6 @@ pub(super) struct Step {
     pub(super) rows: usize,
     pub(super) slots: Vec<Slot>,
     pub(super) items: usize,
-    /// Positions of the longest sequence, this step's included.
-    pub(super) longest: usize,
     /// Words to upload.
     pub(super) words: usize,
     /// Best tokens that some slot wants.
@@ -91,14 +89,13 @@ pub(super) fn fill(
     fixed: Fixed,
     words: &mut [u32],
 ) -> Result<Step, String> {
-    let mut step = Step { rows: 0, slots: Vec::new(), items: 0, longest: 0, words: 0, list: 0 };
+    let mut step = Step { rows: 0, slots: Vec::new(), items: 0, words: 0, list: 0 };
     // Page lists of sequences, then the masked tokens, from here on.
     let mut list = Appended { start: layout.page_list(), len: 0 };
     let mut masked_lists: Vec<(&[TokenId], u32)> = Vec::new();
     let most_rows = item_rows(fixed.group as u32, whole) as usize;
     for part in parts {
         let s = &batch.sequences[part.sequence];
-        step.longest = step.longest.max(part.end);
         let pages = list.append(words, &s.pages[..part.end.div_ceil(PAGE_TOKENS)])?;
         let mut item_end = part.start;
         for position in part.start..part.end {

@@ -13,9 +13,7 @@ use std::path::Path;
 
 use super::{Device, Function, GpuError, HEADERS, Module, Program, SOURCES};
 
-pub use attention::{
-    ATTENTION_DIMS, AttentionArgs, ITEM_WORDS, SPREAD_ITEMS, SPREAD_POSITIONS, WHOLE_COLUMNS, item_rows,
-};
+pub use attention::{ATTENTION_DIMS, AttentionArgs, ITEM_WORDS, WHOLE_COLUMNS, item_rows};
 pub use layers::{PrepareArgs, Rows};
 pub use linear::{Epilogue, LinearArgs, MAX_STREAMED_ROWS, TILE, packed_numbers, slices};
 pub use nets::{Activation, Matrix};
@@ -68,7 +66,7 @@ impl Kernels {
         Ok(Self {
             clusters,
             multiprocessors: device.multiprocessors(),
-            attention: attention::Functions::new(&function, device, clusters)?,
+            attention: attention::Functions::new(&function, clusters)?,
             layers: layers::Functions::new(&function)?,
             linear: linear::Functions::new(&function, clusters, hopper)?,
             nets: nets::Functions::new(&function)?,

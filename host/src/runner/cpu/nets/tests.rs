@@ -233,7 +233,7 @@ fn a_window_over_pages_from_the_cache() {
         let (route, max_tokens) = (RouteId(route), 3);
         let new = NewRequest { route, prompt, max_tokens, sampling, return_signals: true, cache_salt: None };
         server.take(Message::Submit(Arc::new(RequestSpec { id, new })));
-        while server.step() > 0 {}
+        while server.step().rows > 0 {}
         let (mut cached, mut signals) = (0, Vec::new());
         for effect in server.effects() {
             match effect {

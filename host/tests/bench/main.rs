@@ -3,6 +3,8 @@
 //! The plugins must be built beside the program, as `cargo xtask test` does.
 #![allow(clippy::unwrap_used)] // Helpers of tests.
 
+mod variants;
+
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -227,65 +229,32 @@ fn a_load_of_a_server() {
     }
 }
 
-/// Models that are servers of their own, and a dispatcher outside, write the same tokens. `rstitch` needs signals.
+/// Each load has prefixes of its own, and the answers of earlier turns are known.
 #[test]
-fn standard_serving_writes_the_same() {
-    for route in ["random", "rstitch"] {
-        let load = ["config/demo.toml", "--route", route, "--output-len", "10", "--input-len", "12", "--requests", "2"];
-        let (_, routed) = measured(&load);
-        let (table, standard) = measured(&[&load[..], &["--mode", "standard-serving"]].concat());
-        assert!(table.contains("busy") && !table.contains("queue"), "{table}");
-        assert_eq!((&routed["mode"], &standard["mode"]), (&"routed".into(), &"standard-serving".into()));
-        let (routed, standard) = (&routed["loads"][0], &standard["loads"][0]);
-        for key in ["completed", "failed", "total_input_tokens", "total_output_tokens", "tokens_by_model", "handoffs"] {
-            assert_eq!(routed[key], standard[key], "{route}: {key}");
-        }
-        // One call for each time that a model computes a candidate.
-        let steps = sum(&routed["transitions"]) + sum(&routed["last_steps"]);
-        let calls = standard["models"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|model| model["steps"].as_f64().unwrap() * model["mean_batch"].as_f64().unwrap());
-        assert_eq!(calls.sum::<f64>().round() as u64, steps);
-        assert!(standard.get("transitions").is_none());
-    }
-    // What no call can give is refused, or fails and is told.
-    let load = ["config/demo.toml", "--mode", "standard-serving", "--output-len", "8", "--input-len", "8"];
-    let output = bench(&[&load[..], &["--route", "verify", "--requests", "1"]].concat());
-    let error = text(&output.stderr);
-    assert!(output.status.code() == Some(1) && error.contains("standard serving: verifies no drafts"), "{error}");
-    let refused = refusal(&[&load[..], &["--route", "random", "--rate", "1", "--total", "1"]].concat());
-    assert!(refused.contains("--max-concurrency is missing"), "{refused}");
+fn cold_and_warm_prompts_are_told_apart() {
+    let load = ["--requests", "1", "--total", "4", "--prefix-len", "320", "--prefixes", "2", "--turns", "2"];
+    let (table, results) = measured(&[&RANDOM[..], &load].concat());
+    let load = &results["loads"][0];
+    let by = &load["ttft_by_cache"];
+    assert_eq!(numbers(by, &["cold_requests", "warm_requests"]), [2, 6]);
+    // 340 tokens, and then as many with the first answer and 20 more.
+    assert_eq!(numbers(load, &["total_input_tokens", "completed"]), [4 * (340 + 340 + 24 + 20), 8]);
+    assert!(by["ratio"].as_f64().unwrap() > 0.0 && table.contains("TTFT warm"), "{table}");
+    assert!(table.contains("1: median TTFT of the 6 warm requests is "), "{table}");
+    let (_, shared) = measured(&[&RANDOM[..], &["--requests", "1", "--prefix-len", "320"]].concat());
+    assert!(shared["loads"][0]["ttft_by_cache"].is_null());
 }
 
 #[test]
-fn variants_are_compared() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("out.json");
-    let load = ["--compare", "config/demo.toml", "standard-serving:config/demo.toml", "--rounds", "2"];
-    let small = ["--route", "random", "--output-len", "12", "--input-len", "20", "--requests", "1,2"];
-    let output = bench(&[&load[..], &small, &["--json", file.to_str().unwrap()]].concat());
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let table = text(&output.stdout);
-    assert!(table.contains("standard-serving:config/demo.toml") && table.contains("1.000"), "{table}");
-    let results = read(&file);
-    let [routed, standard] = results["variants"].as_array().unwrap().as_slice() else { panic!("{results}") };
-    assert_eq!((&routed["mode"], &standard["mode"]), (&"routed".into(), &"standard-serving".into()));
-    let rounds = |variant: &Value| -> Vec<(Value, Value)> {
-        let loads = variant["rounds"].as_array().unwrap().iter().flat_map(|round| round.as_array().unwrap());
-        loads.map(|load| (load["tokens_by_model"].clone(), load["total_output_tokens"].clone())).collect()
-    };
-    let all = rounds(routed);
-    assert_eq!((all.len(), &all), (4, &rounds(standard)));
-    assert!(all.iter().map(|(_, tokens)| tokens.as_u64().unwrap()).eq([24, 48, 24, 48]));
-    let ratios = |variant: &Value| variant["compared"].as_array().unwrap().len();
-    assert_eq!((ratios(routed), ratios(standard)), (2, 2));
-    let first = &routed["compared"][0]["tokens_per_second"]["to_first"];
-    assert_eq!(["least", "median", "most"].map(|end| first[end].as_f64()), [Some(1.0); 3]);
-    let spread = &standard["compared"][1]["e2e_ms"]["to_first"];
-    let ends = ["least", "median", "most"].map(|end| spread[end].as_f64().unwrap());
-    assert!(ends.is_sorted() && ends[0] > 0.0, "{spread}");
+fn a_load_can_be_broken_off() {
+    let load = ["config/demo.toml", "--route", "random", "--input-len", "8", "--output-len", "2000"];
+    let (table, results) = measured(&[&load[..], &["--requests", "2", "--total", "40", "--max-seconds", "1"]].concat());
+    let load = &results["loads"][0];
+    assert_eq!(numbers(load, &["cut", "failed"]), [2, 0]);
+    let [total, tokens] = numbers(load, &["total", "tokens"])[..] else { panic!() };
+    assert!(total < 40 && tokens < 80_000 && load["tokens_per_second"].as_f64().unwrap() > 0.0, "{load}");
+    assert_eq!(sum(&load["tokens_by_model"]["small"]) + sum(&load["tokens_by_model"]["large"]), tokens);
+    assert!(table.contains("2: broken off after ") && table.contains(" with 2 of "), "{table}");
 }
 
 /// They are counted, told, and make the command fail; what went well is reported.

@@ -1,0 +1,82 @@
+//! What a model's thread does to the world around it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crossbeam_channel::Sender;
+
+use super::Shared;
+use super::deliver::Events;
+use crate::request::{Event, ModelDown, ModelId, RouteId, Told};
+use crate::subserver::worker::Surroundings;
+use crate::subserver::{Effect, Message};
+
+pub(super) const MODEL_PANICKED: &str = "its thread ended by a panic (see the log)";
+
+/// A model's view of the shared state.
+pub(super) struct AtModel {
+    pub shared: Arc<Shared>,
+    pub model: ModelId,
+    pub events: Sender<Events>,
+}
+
+impl AtModel {
+    /// The model's thread has ended by a panic. Nobody answers there, so all that may need it fails, after what
+    /// is on its way to the clients.
+    pub fn model_panicked(&self) {
+        let (shared, model) = (&self.shared, self.model);
+        let down = ModelDown { model: shared.models[model.index()].name.clone(), message: MODEL_PANICKED.into() };
+        shared.model_down(model, down.clone());
+        shared.coordinator.bury(model).into_iter().for_each(|model| shared.post(model, Message::Wake));
+        let uses = |route: RouteId| shared.routes[route.index()].models.iter().any(|&(m, _)| m == model);
+        let hit = shared.live().iter().filter(|(_, l)| uses(l.route)).map(|(&id, l)| (id, l.route)).collect::<Vec<_>>();
+        let failed = hit.iter().map(|&(id, _)| (id, Told::now(Event::Failed(down.clone().into())))).collect();
+        // They are taken until every model's thread has ended.
+        let _ = self.events.send(failed);
+        hit.into_iter().for_each(|(id, route)| shared.bury(id, route));
+    }
+}
+
+impl Surroundings for AtModel {
+    fn carry_out(&self, effects: &mut dyn Iterator<Item = Effect>, at: Instant) {
+        let mut events = Vec::new();
+        let mut letters: Vec<Vec<Message>> = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Send(message) => {
+                    let to = message.to.index();
+                    let (model, message) = (message.to, Message::Peer(message));
+                    self.shared.coordinator.sent(model, &message);
+                    letters.resize_with(letters.len().max(to + 1), Vec::new);
+                    letters[to].push(message);
+                }
+                Effect::Event(id, event) => events.push((id, Told { at, event })),
+                Effect::ModelDown(down) => self.shared.model_down(self.model, down),
+                Effect::PolicyFailed { route, message } => {
+                    let route = self.shared.routes.get(route as usize).map_or("?", |r| &r.name);
+                    let model = &self.shared.models[self.model.index()].name;
+                    tracing::error!(route, model, "{message}; the policy is not called again at this model");
+                }
+                Effect::PolicyMisled { route, message } => {
+                    let route = self.shared.routes.get(route as usize).map_or("?", |r| &r.name);
+                    let model = &self.shared.models[self.model.index()].name;
+                    tracing::warn!(route, model, "{message}; said once for each model of a route");
+                }
+            }
+        }
+        // Events first: what a receiver of a hand-off commits must come behind them.
+        if !events.is_empty() {
+            // They are taken until every model's thread has ended.
+            let _ = self.events.send(events);
+        }
+        for (inbox, letter) in self.shared.inboxes.iter().zip(letters) {
+            if !letter.is_empty() {
+                let _ = inbox.send(letter);
+            }
+        }
+    }
+
+    fn wake(&self, model: ModelId) {
+        self.shared.post(model, Message::Wake);
+    }
+}
