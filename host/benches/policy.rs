@@ -1,4 +1,5 @@
-//! One call of a policy's `route` hook, in a loaded library and linked in. Build the plugin for the same
+//! One call of a policy's `route` hook: in a loaded library, linked in, in a WASM module, and in a module that uses
+//! up its fuel, which is the longest that one can hold its model up (once; then it is not called again). Build the plugin for the same
 //! profile first: `cargo build --release -p tokenrouter-plugin-rstitch`.
 
 use std::hint::black_box;
@@ -6,6 +7,7 @@ use std::hint::black_box;
 use anyhow::Context as _;
 use criterion::{BenchmarkId, Criterion};
 use tokenrouter::policy::native::NativePlugin;
+use tokenrouter::policy::wasm::WasmPlugin;
 use tokenrouter::policy::{Linked, PolicyFactory};
 use tokenrouter_plugin_api::{
     Context, Decision, ModelDescription, ModelIndex, NoServices, Policy, PolicyError, RouteBatch, SignalColumns,
@@ -27,6 +29,17 @@ impl Policy for Threshold {
         }
     }
 }
+
+/// Uses up the fuel of a call for 256 rows but for a little, and stays.
+const GREEDY: &str = r#"(module
+    (@custom "tokenrouter:policy" "{\"abi\": 1, \"name\": \"greedy\", \"version\": \"1\"}")
+    (memory (export "memory") 1)
+    (global (export "tr_block") i32 (i32.const 0))
+    (func (export "tr_route") (param $rows i32) (result i32) (local $i i32)
+      ;; A turn takes 5 units, a call has 10000 + 200 for each row.
+      (local.set $i (i32.add (i32.const 1900) (i32.mul (local.get $rows) (i32.const 39))))
+      (loop $next (br_if $next (local.tee $i (i32.sub (local.get $i) (i32.const 1)))))
+      (local.get $rows)))"#;
 
 fn measure(criterion: &mut Criterion, name: &str, factory: &dyn PolicyFactory) -> anyhow::Result<()> {
     let models = ["slm", "llm"].map(|role| ModelDescription { name: role.to_owned(), role: role.to_owned() });
@@ -67,6 +80,10 @@ fn main() -> anyhow::Result<()> {
     let mut criterion = Criterion::default().configure_from_args();
     measure(&mut criterion, "policy/native", &plugin)?;
     measure(&mut criterion, "policy/linked", &Linked::<Threshold>::default())?;
+    for (name, text) in [("wasm", include_str!("../../plugins/rstitch/rstitch.wat")), ("wasm-greedy", GREEDY)] {
+        let plugin = WasmPlugin::from_bytes(wat::parse_str(text)?, None)?;
+        measure(&mut criterion, &format!("policy/{name}"), &plugin)?;
+    }
     criterion.final_summary();
     Ok(())
 }

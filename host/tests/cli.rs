@@ -86,6 +86,30 @@ fn check_of_the_example() {
     );
 }
 
+#[test]
+fn check_of_a_wasm_policy() {
+    let module = wat::parse_str(include_str!("../../plugins/rstitch/rstitch.wat")).unwrap();
+    let wasm = |roles: &str, settings: &str| {
+        let route = format!("[routes.r]\nplugin = './p.wasm'\nroles = {{ {roles} }}\nsettings = {{ {settings} }}\n");
+        let (dir, file) = copied(&format!("{PAIR}{route}"));
+        std::fs::write(dir.path().join("p.wasm"), &module).unwrap();
+        (run(&["check", &file]), dir)
+    };
+    let roles = "m = 'slm', n = 'llm'";
+    let (output, _dir) = wasm(roles, "threshold = 0.2");
+    let stdout = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(stdout.contains("rstitch 0.1.0") && stdout.contains("p.wasm"), "{stdout}");
+    for (roles, settings, message) in [
+        (roles, "treshold = 0.2", "settings/treshold = 0.2: no such setting"),
+        (roles, "threshold = 2", "settings/threshold = 2: "),
+        ("m = 'x', n = 'llm'", "", "rstitch needs exactly two models, with the roles"),
+    ] {
+        let refused = refusal(&wasm(roles, settings).0);
+        assert!(refused.contains(message) && refused.contains("c.toml:"), "{refused}");
+    }
+}
+
 /// Who takes how much is a table; what to do is the last line.
 #[test]
 fn what_does_not_fit_in_memory() {
@@ -121,7 +145,8 @@ fn refused_configurations() {
     for (plugin, message) in [
         ("plugin = 'frobnicate'", "routes.r.plugin = \"frobnicate\": plugin `frobnicate` is in none of these places: "),
         ("plugin = './c.toml'", "routes.r.plugin = \"./c.toml\": "),
-        ("plugin = './x.wasm'", "WebAssembly policies are not supported"),
+        ("plugin = './x.wasm'", "x.wasm`: no such file; build the plugin or correct the path"),
+        ("plugin = 'frobnicate.wasm'", "plugin `frobnicate.wasm` is in none of these places: "),
         ("plugin = 'rstitch'\nsettings = { treshold = 0.1 }", "routes.r.settings: "),
         ("plugin = 'rstitch'\nsettings = { threshold = 3 }", "routes.r.settings: "),
         ("plugin = 'rstitch'", "rstitch needs exactly two models"),

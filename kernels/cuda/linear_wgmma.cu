@@ -132,10 +132,9 @@ __device__ __forceinline__ void linear_wgmma(const LinearArgs& a) {
         // Rows wait in a place of each thread's own until they are stored as cores: [RAW][PIECES][128].
         const u32 raw = shared_place(staged + STAGES * STAGE) + (threadIdx.x - WGS * WARPGROUP) * 16;
         // Beyond the ends of w and x, repeat the last tile and row: what they give is not stored. Half a
-        // line beyond the inputs is zero.
+        // line beyond the inputs is zero in the rows, and the half before in the weights.
         auto fetch_weights = [&](u32 stage, u32 line) {
             if (lane != 0) return;
-            // Half a line beyond the inputs repeats the half before: the rows are zero there.
             const bool whole = line * 2 + 1 < tiles;
             barrier_expect(full + stage, WGS * 2048);
 #pragma unroll

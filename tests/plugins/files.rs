@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use tokenrouter::policy::native::{NativePlugin, find, inspect};
+use tokenrouter::policy::native::{NativePlugin, inspect};
+use tokenrouter::policy::plugin::find;
 
 use crate::support::{built, library};
 
@@ -53,14 +54,14 @@ fn record(bytes: &mut [u8]) -> &mut [u8] {
 fn what_is_not_a_file() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(refused(&dir.path().join("absent.so")), "no such file; build the plugin or correct the path");
-    assert_eq!(refused(dir.path()), "is a directory, not a regular file; give the path of the plugin's .so");
-    assert_eq!(refused(Path::new("/dev/zero")), "is a device, not a regular file; give the path of the plugin's .so");
+    assert_eq!(refused(dir.path()), "is a directory, not a regular file; give the path of the plugin's file");
+    assert_eq!(refused(Path::new("/dev/zero")), "is a device, not a regular file; give the path of the plugin's file");
     let pipe = dir.path().join("pipe.so");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    assert_eq!(refused(&pipe), "is a named pipe, not a regular file; give the path of the plugin's .so");
+    assert_eq!(refused(&pipe), "is a named pipe, not a regular file; give the path of the plugin's file");
     let socket = dir.path().join("socket.so");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    assert_eq!(refused(&socket), "is a socket, not a regular file; give the path of the plugin's .so");
+    assert_eq!(refused(&socket), "is a socket, not a regular file; give the path of the plugin's file");
     let dangling = dir.path().join("dangling.so");
     std::os::unix::fs::symlink("nowhere.so", &dangling).unwrap();
     assert_eq!(refused(&dangling), "no such file; build the plugin or correct the path");

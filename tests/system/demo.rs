@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokenrouter::engine::{Engine, ModelSetup, OnError, RouteSetup};
-use tokenrouter::policy::{PolicyFactory, native};
+use tokenrouter::policy::wasm::WasmPlugin;
+use tokenrouter::policy::{PolicyFactory, native, plugin};
 use tokenrouter::request::{Committed, Event, FinishReason, ModelId, NewRequest};
 use tokenrouter::runner::Runner;
 use tokenrouter::runner::cpu::{self, CpuRunner};
@@ -26,14 +27,19 @@ pub fn root() -> PathBuf {
     }
 }
 
-/// A plugin built beside the test's executable, or in `TOKENROUTER_TEST_PLUGINS`.
+/// A plugin built beside the test's executable, or in `TOKENROUTER_TEST_PLUGINS`; a module from its text.
 pub fn plugin(name: &str) -> Arc<dyn PolicyFactory> {
     let built = || {
         let path = std::env::current_exe().expect("a test has an executable");
         path.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST").to_path_buf()
     };
     let directory = std::env::var_os("TOKENROUTER_TEST_PLUGINS").map_or_else(built, PathBuf::from);
-    let found = native::find(name, &[directory]).expect("built by `cargo xtask test`");
+    if let Some(stem) = name.strip_suffix(".wasm") {
+        let module = wat::parse_file(root().join("plugins").join(stem).join(stem).with_extension("wat"));
+        let loaded = WasmPlugin::from_bytes(module.expect("our own module"), None);
+        return Arc::new(loaded.expect("our own module loads"));
+    }
+    let found = plugin::find(name, &[directory]).expect("built by `cargo xtask test`");
     Arc::new(native::NativePlugin::load(&found, None).expect("our own plugin loads"))
 }
 

@@ -178,7 +178,11 @@ impl Bench {
     fn new(setup: Setup) -> Self {
         let traces = traces();
         assert_eq!(traces.len(), 24);
-        let routes: Vec<Route> = traces.iter().map(Trace::route).collect();
+        Self::of(setup, traces, Trace::route)
+    }
+
+    fn of(setup: Setup, traces: Vec<Trace>, route: impl FnMut(&Trace) -> Route) -> Self {
+        let routes: Vec<Route> = traces.iter().map(route).collect();
         let watch = Arc::new(Watch::default());
         let engine = observed(&setup, &routes, Some(watch.clone()));
         Self { setup, engine, traces, watch }
@@ -241,6 +245,17 @@ fn traces_alone() {
     let bench = Bench::new(Setup::default());
     bench.alone();
     assert_eq!(bench.alone(), bench.all_cached());
+}
+
+/// R-Stitch as a WASM policy gives the traces of R-Stitch.
+#[test]
+fn traces_of_a_wasm_policy() {
+    let traces: Vec<Trace> = traces().into_iter().filter(|trace| trace.algorithm == "rstitch").collect();
+    assert!(traces.len() > 1);
+    let route = |trace: &Trace| Route { plugin: "rstitch.wasm", ..trace.route() };
+    let bench = Bench::of(Setup::default(), traces, route);
+    bench.alone();
+    bench.together();
 }
 
 #[test]

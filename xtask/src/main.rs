@@ -4,6 +4,7 @@ mod checks;
 mod kernels;
 mod python;
 mod step;
+mod wasm;
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -112,10 +113,11 @@ impl Workspace {
 
     fn build(&self, profile: Profile) -> Result<()> {
         let plugins = self.plugins()?;
-        match profile {
+        let directory = match profile {
             Profile::Dev => {
                 let title = "building the server, the plugins and the tests (the first time takes minutes)";
-                step(title, &mut self.cargo(&[&["build"], SELECTION.as_slice()].concat()))
+                step(title, &mut self.cargo(&[&["build"], SELECTION.as_slice()].concat()))?;
+                "debug"
             }
             Profile::Release => {
                 let mut arguments = vec!["build", "--release", "--package", "tokenrouter"];
@@ -124,9 +126,11 @@ impl Workspace {
                     "building the server and {} plugins for release (the first time takes minutes)",
                     plugins.len()
                 );
-                step(&title, &mut self.cargo(&arguments))
+                step(&title, &mut self.cargo(&arguments))?;
+                "release"
             }
-        }
+        };
+        wasm::translate(&self.root.join("plugins"), &self.target.join(directory))
     }
 
     fn serve(&self, arguments: &[&str]) -> Result<()> {

@@ -148,9 +148,11 @@ impl Answer {
     pub fn times(&self) -> Option<Times> {
         let (first, _) = self.arrivals.first().filter(|_| self.failure.is_none())?;
         let after_first = self.tokens.saturating_sub(1);
+        // What was under way when it was broken off belongs to no token.
+        let last = self.arrivals.last().filter(|_| self.cut).map_or(self.ended, |(last, _)| *last);
         Some(Times {
             ttft: ms(*first - self.submitted),
-            tpot: (after_first > 0).then(|| ms(self.ended - *first) / after_first as f64),
+            tpot: (after_first > 0).then(|| ms(last - *first) / after_first as f64),
             e2e: (!self.cut).then(|| ms(self.ended - self.submitted)),
         })
     }
@@ -185,7 +187,7 @@ mod tests {
         let answer = Answer { ended: at(60), tokens: 5, arrivals: vec![(at(20), 1), (at(50), 3)], ..Answer::new(zero) };
         assert_eq!(answer.times(), Some(Times { ttft: 20.0, tpot: Some(10.0), e2e: Some(60.0) }));
         let cut = Answer { cut: true, ..answer.clone() };
-        assert_eq!(cut.times(), Some(Times { ttft: 20.0, tpot: Some(10.0), e2e: None }));
+        assert_eq!(cut.times(), Some(Times { ttft: 20.0, tpot: Some(7.5), e2e: None }));
         assert_eq!(Answer { tokens: 1, ..answer.clone() }.times().and_then(|times| times.tpot), None);
         assert_eq!(answer.failed("gone").times(), None);
     }

@@ -13,8 +13,8 @@ use super::select::Selection;
 use crate::api::SamplingDefaults;
 use crate::config::{self, Config, HubCache, RouteConfig};
 use crate::engine::{CheckedNets, Engine, ModelSetup, RouteSetup, StartError, TokenText, check_route};
-use crate::policy::native::{self, NativePlugin};
-use crate::policy::{PolicyFactory, validate_settings};
+use crate::policy::plugin::{self, Plugin};
+use crate::policy::validate_settings;
 use crate::request::{ModelId, TokenId};
 use crate::runner::{ModelInfo, Runner, cpu};
 use crate::subserver::gate::{Schedule, first_lockup, thresholds};
@@ -35,7 +35,7 @@ pub struct Prepared {
     /// By model.
     pub defaults: Vec<SamplingDefaults>,
     /// By route of the configuration.
-    pub plugins: Vec<Arc<NativePlugin>>,
+    pub plugins: Vec<Arc<Plugin>>,
     pub plan: MemoryPlan,
     /// By route of the configuration.
     excluded: Vec<Vec<TokenId>>,
@@ -136,7 +136,7 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
     for route in &config.routes {
         prepared.excluded.push(shared_vocabulary(config, route, &prepared.texts, &prepared.infos)?);
         let plugin = plugin(config, route, &directories, &mut loaded)?;
-        validate_settings(plugin.settings_schema(), &route.settings).map_err(|e| {
+        validate_settings(plugin.policy.settings_schema(), &route.settings).map_err(|e| {
             Failure::input(config.error(&route.settings_origin, format!("routes.{}.settings: {e}", route.name)))
         })?;
         prepared.plugins.push(plugin);
@@ -227,26 +227,23 @@ fn plugin(
     config: &Config,
     route: &RouteConfig,
     directories: &[PathBuf],
-    loaded: &mut HashMap<PathBuf, Arc<NativePlugin>>,
-) -> Result<Arc<NativePlugin>, Failure> {
+    loaded: &mut HashMap<PathBuf, Arc<Plugin>>,
+) -> Result<Arc<Plugin>, Failure> {
     let fault = |message: String| {
         let message = format!("routes.{}.plugin = {:?}: {message}", route.name, route.plugin);
         Failure::input(config.error(&route.plugin_origin, message))
     };
-    if route.plugin.ends_with(".wasm") {
-        return Err(fault("WebAssembly policies are not supported; build the policy as a native library".into()));
-    }
     let path = if route.plugin.contains('/') || route.plugin.ends_with(".so") {
         config.directory().join(&route.plugin)
     } else {
-        native::find(&route.plugin, directories).map_err(|e| fault(e.to_string()))?
+        plugin::find(&route.plugin, directories).map_err(|e| fault(e.to_string()))?
     };
     if let Some(plugin) = loaded.get(&path)
-        && route.sha256.as_ref().is_none_or(|pin| pin == plugin.sha256())
+        && route.sha256.as_ref().is_none_or(|pin| *pin == plugin.sha256)
     {
         return Ok(plugin.clone());
     }
-    let plugin = NativePlugin::load(&path, route.sha256.as_deref()).map_err(|e| fault(e.to_string()))?;
+    let plugin = Plugin::load(&path, route.sha256.as_deref()).map_err(|e| fault(e.to_string()))?;
     let plugin = Arc::new(plugin);
     loaded.insert(path, plugin.clone());
     Ok(plugin)
@@ -277,7 +274,7 @@ impl Prepared {
             name: route.name.clone(),
             models: route.models.iter().map(|(m, role)| (ModelId(*m as u32), role.clone())).collect(),
             entry: route.entry,
-            policy: self.plugins[index].clone(),
+            policy: self.plugins[index].policy.clone(),
             settings: route.settings.to_string(),
             on_error: route.on_error,
             excluded: self.excluded[index].clone(),

@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::build::Prepared;
 use super::output::Failure;
 use crate::config::{Config, RecordConfig};
-use crate::policy::PolicyFactory;
 use crate::record::{Member, Plugin, Recording, Route, Settings, Setup, StartError, inspect};
 use crate::runner::ModelInfo;
 
@@ -82,9 +81,9 @@ fn routes(prepared: &Prepared, record: &RecordConfig, served: Vec<Served>) -> Ve
         Route {
             name,
             plugin: Some(Plugin {
-                name: plugin.name().into(),
-                version: plugin.version().into(),
-                sha256: plugin.sha256().into(),
+                name: plugin.policy.name().into(),
+                version: plugin.version.clone(),
+                sha256: plugin.sha256.clone(),
             }),
             settings,
             models: route

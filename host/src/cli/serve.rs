@@ -157,11 +157,10 @@ fn screen(prepared: &Prepared, recording: Option<&Recording>, address: SocketAdd
 
 /// The plugin of each route.
 pub fn plugin_infos(prepared: &Prepared) -> Vec<PluginInfo> {
-    use crate::policy::PolicyFactory;
-    let info = |plugin: &Arc<crate::policy::native::NativePlugin>| PluginInfo {
-        name: plugin.name().into(),
-        version: plugin.version().into(),
-        path: plugin.path().display().to_string(),
+    let info = |plugin: &Arc<crate::policy::plugin::Plugin>| PluginInfo {
+        name: plugin.policy.name().into(),
+        version: plugin.version.clone(),
+        path: plugin.path.display().to_string(),
     };
     prepared.plugins.iter().map(info).collect()
 }

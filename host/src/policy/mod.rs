@@ -1,9 +1,12 @@
 //! Policies as the sub-servers see them, wherever they come from.
 
 pub mod check;
+mod file;
 pub mod native;
 pub mod nets;
+pub mod plugin;
 mod settings;
+pub mod wasm;
 
 pub use settings::validate_settings;
 

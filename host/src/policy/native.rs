@@ -44,39 +44,6 @@ pub fn inspect(path: &Path) -> Result<Metadata, LoadError> {
     checked.map(|checked| checked.metadata).map_err(|e| LoadError { path: path.into(), reason: e.into() })
 }
 
-/// No directory has the plugin.
-#[derive(Debug, thiserror::Error)]
-pub enum FindError {
-    #[error("plugin `{0}` is not a bare name; give a path with a `/`, or a name of letters, digits, `-` and `_`")]
-    NotBare(String),
-    #[error("plugin `{0}` cannot be found: plugin_dirs is empty; add the directory that holds lib{0}.so")]
-    NoDirectories(String),
-    #[error("plugin `{name}` is in none of these places: {}; build it, or add its directory to plugin_dirs", list(.looked_at))]
-    NotFound { name: String, looked_at: Vec<PathBuf> },
-}
-
-fn list(paths: &[PathBuf]) -> String {
-    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
-}
-
-/// The plugin with this bare name: `librstitch.so` for `rstitch`, in the first directory that has it.
-pub fn find(name: &str, plugin_dirs: &[PathBuf]) -> Result<PathBuf, FindError> {
-    if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
-        return Err(FindError::NotBare(name.to_owned()));
-    }
-    // Cargo names libraries with `_`.
-    let file = format!("lib{}.so", name.replace('-', "_"));
-    let looked_at: Vec<PathBuf> = plugin_dirs.iter().map(|dir| dir.join(&file)).collect();
-    if looked_at.is_empty() {
-        return Err(FindError::NoDirectories(name.to_owned()));
-    }
-    // What exists but is broken is reported by the load; no later directory stands in for it.
-    match looked_at.iter().find(|path| path.symlink_metadata().is_ok()) {
-        Some(path) => Ok(path.clone()),
-        None => Err(FindError::NotFound { name: name.to_owned(), looked_at }),
-    }
-}
-
 /// A loaded plugin. It stays in memory as long as the process runs.
 #[derive(Debug)]
 pub struct NativePlugin {

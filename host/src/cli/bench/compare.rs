@@ -21,6 +21,7 @@ use crate::cli::build::Prepared;
 use crate::cli::output::{Failure, write_stdout};
 use crate::cli::plan::table;
 use crate::subserver::coordinator::Ladders;
+use crate::subserver::gate::Schedule;
 
 const ROUNDS: u32 = 3;
 /// Of tuning between two runs.
@@ -30,8 +31,10 @@ const HASTE: u64 = 4;
 struct Runs<'a> {
     variant: &'a Variant,
     about: Value,
-    /// Of the last round.
-    ladders: Ladders,
+    /// Of the last round; `None` where they follow the traffic.
+    ladders: Option<Ladders>,
+    /// Why it was not measured.
+    missing: Option<Failure>,
     rounds: Vec<Vec<Summary>>,
 }
 
@@ -46,27 +49,39 @@ pub fn run(arguments: &Bench, route: &str, workload: &Workload, variants: &[Vari
     let load = &arguments.load;
     // What is wrong with any of them shows before the first is loaded.
     let prepared: Vec<Prepared> = variants.iter().map(|variant| variant.prepare(route)).collect::<Result<_, _>>()?;
+    if load.requests.is_empty() && variants.iter().any(|variant| variant.tuned) {
+        return Err(Failure::input(
+            "--ablation: min_batch cannot be tuned without --requests; give the configuration's models min_batch",
+        ));
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::work)?;
-    let runs = |variant| Runs { variant, about: Value::Null, ladders: Ladders::new(), rounds: Vec::new() };
+    let runs = |variant| Runs { variant, about: Value::Null, ladders: None, missing: None, rounds: Vec::new() };
     let mut runs: Vec<Runs<'_>> = variants.iter().map(runs).collect();
     let mut held: Option<Held<'_>> = None;
     let mut before: Vec<Measured> = Vec::new();
     let rounds = load.rounds.unwrap_or(ROUNDS);
     for round in 0..rounds {
         for (runs, prepared) in runs.iter_mut().zip(&prepared) {
+            if runs.variant.tuned {
+                match tuned(load, prepared, &before) {
+                    Ok(ladders) => runs.ladders = Some(ladders),
+                    // What was measured before is not lost.
+                    Err(failure) => {
+                        runs.missing = Some(failure);
+                        continue;
+                    }
+                }
+            } else if prepared.config.batching.online.is_none() {
+                runs.ladders = Some(prepared.config.models.iter().map(|model| model.min_batch.clone()).collect());
+            }
             let weights = Held::of(prepared, held.take())?;
             let running = Running::in_process(load, workload.clone(), runs.variant, route, weights)?;
-            let ladders = match runs.variant.tuned {
-                true => tuned(load, prepared, &before)?,
-                false => prepared.config.models.iter().map(|model| model.min_batch.clone()).collect(),
-            };
-            if runs.variant.tuned {
+            if let Some(ladders) = runs.ladders.as_ref().filter(|_| runs.variant.tuned) {
                 running.set_ladders(ladders.clone())?;
             }
             let what = format!("round {} of {rounds}, {}: ", round + 1, runs.variant.name);
             before = runtime.block_on(running.measure(u64::from(round) * ROUND, &what))?;
             runs.about = running.about.clone();
-            runs.ladders = ladders;
             held = Some(running.stop()?);
             tell(&what, &before);
             runs.rounds.push(before.iter().map(|measured| measured.summary.clone()).collect());
@@ -78,10 +93,10 @@ pub fn run(arguments: &Bench, route: &str, workload: &Workload, variants: &[Vari
     }
     let all = || runs.iter().flat_map(|runs| runs.rounds.iter().flatten());
     let (failed, total) = all().fold((0, 0), |(failed, total), run| (failed + run.failed, total + run.total()));
-    match all().find_map(|run| run.failures.first()) {
-        Some((failure, _)) => Err(Failure::work(format!("{failed} of {total} requests failed: {failure}"))),
-        None => Ok(()),
+    if let Some((failure, _)) = all().find_map(|run| run.failures.first()) {
+        return Err(Failure::work(format!("{failed} of {total} requests failed: {failure}")));
     }
+    runs.into_iter().find_map(|runs| runs.missing).map_or(Ok(()), Err)
 }
 
 /// Where a run of minutes is.
@@ -103,11 +118,6 @@ fn tuned(load: &LoadArgs, prepared: &Prepared, before: &[Measured]) -> Result<La
     let mut requests = load.requests.clone();
     requests.sort_unstable();
     requests.dedup();
-    if requests.is_empty() {
-        return Err(Failure::input(
-            "--ablation: min_batch cannot be tuned without --requests; give the configuration's models min_batch",
-        ));
-    }
     let seen: Vec<Seen<'_>> = before.iter().map(|measured| (&measured.summary, &*measured.logs)).collect();
     let entry = prepared.config.routes.first().map_or(0, |route| route.models[route.entry].0);
     let fault = |error: &dyn std::fmt::Display| Failure::work(format!("min_batch cannot be tuned: {error}"));
@@ -120,11 +130,11 @@ fn tuned(load: &LoadArgs, prepared: &Prepared, before: &[Measured]) -> Result<La
 /// Whose ladders were used, and what was broken off.
 fn notes(runs: &[Runs<'_>]) -> String {
     let mut text = String::new();
-    for own in runs.iter().filter(|own| own.variant.keys.values().any(|value| value == "delayed")) {
+    for own in runs.iter().filter(|own| own.variant.schedule == Some(Schedule::Delayed)) {
         let source = if own.variant.tuned { "tuned from the row before it" } else { "that of the configuration" };
         text += &format!("{}: min_batch is {source}\n", own.variant.name);
         let names = own.about["models"].as_array().into_iter().flatten().filter_map(|model| model["name"].as_str());
-        for (name, ladder) in names.zip(&own.ladders) {
+        for (name, ladder) in names.zip(own.ladders.iter().flatten()) {
             text += &format!("  {name} {ladder:?}\n");
         }
     }
@@ -145,7 +155,7 @@ fn compared<'a>(runs: &'a [Runs<'a>]) -> impl Iterator<Item = Vec<(&'a Runs<'a>,
     let loads = runs.first().and_then(|first| first.rounds.first()).map_or(0, Vec::len);
     (0..loads).map(move |load| {
         let first = runs.first().map(|first| first.load(load)).unwrap_or_default();
-        runs.iter().map(|own| (own, compare(&own.load(load), &first))).collect()
+        runs.iter().filter(|own| !own.rounds.is_empty()).map(|own| (own, compare(&own.load(load), &first))).collect()
     })
 }
 
@@ -181,8 +191,9 @@ fn results(arguments: &Bench, route: &str, runs: &[Runs<'_>]) -> Value {
     };
     let mut by_variant: Vec<Vec<Value>> = vec![Vec::new(); runs.len()];
     for load in compared(runs) {
-        for (variant, (_, compared)) in by_variant.iter_mut().zip(load) {
-            variant.push(named(compared));
+        for (own, compared) in load {
+            let at = runs.iter().position(|runs| std::ptr::eq(runs, own)).unwrap_or_default();
+            by_variant[at].push(named(compared));
         }
     }
     let variants = runs.iter().zip(by_variant).map(|(own, compared)| {

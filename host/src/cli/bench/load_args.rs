@@ -77,7 +77,7 @@ pub struct LoadArgs {
     pub prefix_len: u32,
     /// With --prefix-len: each load has K prefixes of its own, which its requests have in turns, so that the first of
     /// each is cold [default: one for all loads, which the warm-up leaves in the cache]
-    #[arg(long, value_name = "K", requires = "prefix_len", conflicts_with = "alone", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "K", requires = "prefix_len", conflicts_with_all = ["alone", "sweep"], value_parser = clap::value_parser!(u32).range(1..))]
     pub prefixes: Option<u32>,
     /// Sessions of random prompts in place of single ones: in each so many turns, of --input-len new tokens behind the
     /// answers before

@@ -27,7 +27,9 @@ pub fn run(arguments: &Bench, route: &str, workload: &Workload, model: &str) -> 
     let load = &arguments.load;
     let Some(file) = &load.config else { return Err(Failure::input("--sweep is for a route of a configuration")) };
     let variant = Variant::new(file, Mode::Routed);
-    let prepared = variant.prepare(route)?;
+    let mut prepared = variant.prepare(route)?;
+    // The thresholds that are measured must stay.
+    prepared.config.batching.online = None;
     let config = &prepared.config;
     let names: Vec<&str> = config.models.iter().map(|model| model.name.as_str()).collect();
     let index = names.iter().position(|name| *name == model).ok_or_else(|| {

@@ -7,7 +7,8 @@ use super::engines::rehearse;
 use crate::cli::build::{self, Prepared};
 use crate::cli::output::Failure;
 use crate::cli::select::{self, Selection};
-use crate::config::{self, Config};
+use crate::config::{self, BatchingConfig, Config};
+use crate::subserver::gate::Schedule;
 
 /// How the models are put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -35,6 +36,8 @@ pub struct Variant {
     pub mode: Mode,
     /// Keys of the configuration that differ from the file, as environment variables.
     pub keys: BTreeMap<String, String>,
+    /// In place of the file's. Ladders then stay as they are, also where the file has them follow the traffic.
+    pub schedule: Option<Schedule>,
     /// Its ladders are tuned from what the variant before it measured.
     pub tuned: bool,
 }
@@ -56,7 +59,7 @@ impl Variant {
             Mode::Routed => file.display().to_string(),
             Mode::StandardServing => format!("{}:{}", mode.name(), file.display()),
         };
-        Self { name, file: file.to_owned(), mode, keys: BTreeMap::new(), tuned: false }
+        Self { name, file: file.to_owned(), mode, keys: BTreeMap::new(), schedule: None, tuned: false }
     }
 
     /// `FILE`, or `standard-serving:FILE`.
@@ -73,24 +76,26 @@ impl Variant {
         let each = |name: &str, value: &str| -> BTreeMap<String, String> {
             whole.models.iter().map(|model| (key(&["models", model, name]), value.to_owned())).collect()
         };
-        let schedule = |name: &str| (key(&["batching", "schedule"]), name.to_owned());
-        let of = |name: &str, mode, keys, tuned| Self { name: name.into(), file: file.to_owned(), mode, keys, tuned };
+        let of = |name: &str, mode, keys| {
+            let file = file.to_owned();
+            Self { name: name.into(), file, mode, keys, schedule: None, tuned: false }
+        };
+        let routed = |name: &str, schedule, keys| Self { schedule: Some(schedule), ..of(name, Mode::Routed, keys) };
         let standard = Mode::StandardServing;
         let bare = each("prefix_cache", "false");
         let mut variants = Vec::new();
         if whole.cuda {
             let graphs = (key(&["gpu", "graphs"]), "false".to_owned());
-            variants.push(of("standard serving", standard, bare.clone().into_iter().chain([graphs]).collect(), false));
+            variants.push(of("standard serving", standard, bare.clone().into_iter().chain([graphs]).collect()));
         }
         let name = if whole.cuda { "+ CUDA graphs" } else { "standard serving" };
-        variants.push(of(name, standard, bare, false));
-        variants.push(of("+ prefix cache", standard, each("prefix_cache", "true"), false));
+        variants.push(of(name, standard, bare));
+        variants.push(of("+ prefix cache", standard, each("prefix_cache", "true")));
         // No model goes out of its turn because requests have waited for long.
-        let mut turns = each("max_wait_ms", "60000");
-        turns.extend([schedule("step-sync")]);
-        variants.push(of("+ resident K/V", Mode::Routed, turns, false));
-        variants.push(of("+ asynchrony", Mode::Routed, [schedule("eager")].into(), false));
-        variants.push(of("+ delayed batching", Mode::Routed, [schedule("delayed")].into(), !whole.ladder));
+        variants.push(routed("+ resident K/V", Schedule::StepSync, each("max_wait_ms", "60000")));
+        variants.push(routed("+ asynchrony", Schedule::Eager, BTreeMap::new()));
+        let delayed = routed("+ delayed batching", Schedule::Delayed, BTreeMap::new());
+        variants.push(Self { tuned: !whole.ladder, ..delayed });
         variants
     }
 
@@ -98,7 +103,10 @@ impl Variant {
     pub fn selection(&self, route: &str) -> Result<Selection, Failure> {
         let mut keys = config::environment();
         keys.extend(self.keys.clone());
-        let config = Config::load(&self.file, &keys).map_err(Failure::input)?;
+        let mut config = Config::load(&self.file, &keys).map_err(Failure::input)?;
+        if let Some(schedule) = self.schedule {
+            config.batching = BatchingConfig { schedule, online: None };
+        }
         select::known(&config, route)?;
         Ok(select::only(config, &[route]))
     }
@@ -128,8 +136,9 @@ mod tests {
         );
         assert_eq!(bare.keys["TOKENROUTER__MODELS__LARGE__PREFIX_CACHE"], "false");
         assert_eq!((bare.keys.len(), cached.keys["TOKENROUTER__MODELS__SMALL__PREFIX_CACHE"].as_str()), (2, "true"));
-        let schedules = [resident, eager, delayed].map(|v| v.keys["TOKENROUTER__BATCHING__SCHEDULE"].as_str());
-        assert_eq!(schedules, ["step-sync", "eager", "delayed"]);
+        let schedules = variants.iter().map(|variant| variant.schedule.map(Schedule::name));
+        assert!(schedules.eq([None, None, Some("step-sync"), Some("eager"), Some("delayed")]));
+        assert_eq!((resident.mode, eager.keys.len()), (Mode::Routed, 0));
         let cuda = Variant::ablation(Path::new("a.toml"), &Whole { cuda: true, ladder: false, ..whole });
         assert_eq!(
             (cuda[0].name.as_str(), cuda[0].keys["TOKENROUTER__GPU__GRAPHS"].as_str()),

@@ -110,7 +110,7 @@ fn digest(arguments: &Eval, prepared: &Prepared, data: &[u8], plan: &Plan<'_>) -
         add("router", &router(&file).map_err(|e| Failure::input(format!("{}: {e}", file.display())))?);
     }
     for plugin in &prepared.plugins {
-        add("plugin", plugin.sha256());
+        add("plugin", &plugin.sha256);
     }
     match plan {
         Plan::Points(points) => points.iter().for_each(|point| add("point", &format!("{point:?}"))),

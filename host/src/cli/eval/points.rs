@@ -11,7 +11,7 @@ use crate::engine::{OnError, RouteSetup};
 use crate::eval::bisect::Search;
 use crate::eval::summary::Point;
 use crate::eval::sweep::{Sweep, bounds, combinations, set, shown};
-use crate::policy::{PolicyFactory, validate_settings};
+use crate::policy::validate_settings;
 
 /// Points of the routes and models `names`, in this order. Their settings fit the plugins' schemas.
 pub fn listed(names: &[&str], sweeps: &[Sweep], prepared: &Prepared) -> Result<Vec<Point>, Failure> {
@@ -54,7 +54,7 @@ fn point(route: &RouteConfig, label: String, settings: Value, prepared: &Prepare
 }
 
 fn checked(point: Point, index: usize, flag: &str, prepared: &Prepared) -> Result<Point, Failure> {
-    validate_settings(prepared.plugins[index].settings_schema(), &point.settings)
+    validate_settings(prepared.plugins[index].policy.settings_schema(), &point.settings)
         .map_err(|e| Failure::input(format!("{flag}: point {}: {e}", point.name)))?;
     if let Some(setup) = route(&point, prepared) {
         prepared.check(&setup)?;
@@ -105,8 +105,8 @@ impl<'a> Target<'a> {
         // A name that the schema does not know is refused as such, not for its bounds.
         let mut named = route.settings.clone();
         set(&mut named, setting, json!(0)).map_err(|e| fault(e.to_string()))?;
-        let known = bounds(prepared.plugins[0].settings_schema(), setting);
-        if let Err(unknown) = validate_settings(prepared.plugins[0].settings_schema(), &named)
+        let known = bounds(prepared.plugins[0].policy.settings_schema(), setting);
+        if let Err(unknown) = validate_settings(prepared.plugins[0].policy.settings_schema(), &named)
             && unknown.contains("no such setting")
         {
             return Err(fault(unknown));

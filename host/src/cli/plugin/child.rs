@@ -10,9 +10,8 @@ use serde_json::json;
 
 use super::args::Check;
 use crate::cli::output::Failure;
-use crate::policy::PolicyFactory;
 use crate::policy::check::{CHECKS, Finding, Setup, run as run_checks};
-use crate::policy::native::NativePlugin;
+use crate::policy::plugin::Plugin;
 
 /// One line of the file.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -53,17 +52,17 @@ fn check(arguments: &Check, file: &mut File) -> std::io::Result<()> {
     if arguments.from == 0 {
         tell(file, &Line::Begins(0))?;
     }
-    let loaded = open(&arguments.file);
+    let loaded = Plugin::load(&arguments.file, None);
     if arguments.from == 0 {
         let finding = match &loaded {
-            Ok((_, what)) => Finding::ok(what),
-            Err(e) => Finding::failed(e, ""),
+            Ok(plugin) => Finding::ok(format!("{} {}", plugin.policy.name(), plugin.version)),
+            Err(e) => Finding::failed(e.to_string(), ""),
         };
         tell(file, &Line::Found(finding.of(LOAD)))?;
     }
-    let Ok((factory, _)) = loaded else { return Ok(()) };
+    let Ok(plugin) = loaded else { return Ok(()) };
     let settings = arguments.settings.clone().unwrap_or_else(|| json!({}));
-    let setup = Setup { factory: &*factory, models: &arguments.roles, settings: &settings };
+    let setup = Setup { factory: &*plugin.policy, models: &arguments.roles, settings: &settings };
     let from = arguments.from.saturating_sub(1);
     let file = std::cell::RefCell::new(file);
     run_checks(
@@ -72,11 +71,4 @@ fn check(arguments: &Check, file: &mut File) -> std::io::Result<()> {
         |number| tell(&mut file.borrow_mut(), &Line::Begins(number + 1)),
         |finding| tell(&mut file.borrow_mut(), &Line::Found(finding)),
     )
-}
-
-/// The policy in a file of any kind, and what to say of it.
-fn open(path: &Path) -> Result<(Box<dyn PolicyFactory>, String), String> {
-    let plugin = NativePlugin::load(path, None).map_err(|e| e.to_string())?;
-    let what = format!("{} {}, plugin ABI {}", plugin.name(), plugin.version(), plugin.abi());
-    Ok((Box::new(plugin), what))
 }

@@ -3,16 +3,14 @@
 //! The dynamic linker is no judge of files: it waits on a named pipe, dies of a truncated library, and
 //! calls a library for another processor "no such file".
 
-use std::fs::{File, OpenOptions};
-use std::io::Read;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use object::LittleEndian;
 use object::elf::{self, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
-use sha2::{Digest, Sha256};
 use tokenrouter_plugin_api::host::{Metadata, MetadataError, metadata};
+
+use crate::policy::file::{self, FileError};
 
 /// Largest plugin file.
 pub const MAX_BYTES: u64 = 256 << 20;
@@ -25,14 +23,8 @@ const MACHINE: u16 = elf::EM_AARCH64.0;
 /// Why a file is not opened as a plugin.
 #[derive(Debug, thiserror::Error)]
 pub enum GateError {
-    #[error("no such file; build the plugin or correct the path")]
-    Missing,
-    #[error("cannot be read ({0}); check its permissions")]
-    Io(#[from] std::io::Error),
-    #[error("is {0}, not a regular file; give the path of the plugin's .so")]
-    NotRegular(&'static str),
-    #[error("has {bytes} bytes, more than the {MAX_BYTES} allowed; strip its debug information")]
-    TooLarge { bytes: u64 },
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error("is {0}, not an ELF shared object; {1}")]
     NotElf(&'static str, &'static str),
     #[error("is a {0} ELF file; build the plugin for this server's target")]
@@ -55,12 +47,6 @@ pub enum GateError {
     NoMetadata,
     #[error("{0}")]
     Metadata(MetadataError),
-    #[error("sha256 is `{0}` in the configuration; give 64 hexadecimal digits, as sha256sum prints them")]
-    BadPin(String),
-    #[error(
-        "has SHA-256 {actual}, the configuration wants {wanted}; install the file that was pinned, or pin this one after looking at it"
-    )]
-    Pin { actual: String, wanted: String },
 }
 
 /// The content of a file that passed, and what its metadata says.
@@ -73,45 +59,10 @@ pub struct Checked {
 
 /// Read and check the file at `path`.
 pub fn check(path: &Path, pin: Option<&str>) -> Result<Checked, GateError> {
-    let bytes = read(path)?;
+    let bytes = file::read(path, MAX_BYTES)?;
     let metadata = check_elf(&bytes)?;
-    let sha256 = hex(&Sha256::digest(&bytes));
-    if let Some(pin) = pin {
-        let wanted = pin.trim().to_ascii_lowercase();
-        if wanted.len() != 64 || !wanted.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err(GateError::BadPin(pin.to_owned()));
-        }
-        if wanted != sha256 {
-            return Err(GateError::Pin { actual: sha256, wanted });
-        }
-    }
+    let sha256 = file::digest(&bytes, pin)?;
     Ok(Checked { bytes, metadata, sha256 })
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, GateError> {
-    let kind = |e: std::io::Error| if e.kind() == std::io::ErrorKind::NotFound { GateError::Missing } else { e.into() };
-    regular(&std::fs::metadata(path).map_err(kind)?)?;
-    // Another file may stand here by now: opening must not wait, and what was opened is looked at again.
-    let file: File = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(kind)?;
-    let found = file.metadata()?;
-    regular(&found)?;
-    let mut bytes = Vec::new();
-    if found.len() <= MAX_BYTES {
-        file.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
-    }
-    let size = found.len().max(bytes.len() as u64);
-    if size > MAX_BYTES { Err(GateError::TooLarge { bytes: size }) } else { Ok(bytes) }
-}
-
-fn regular(found: &std::fs::Metadata) -> Result<(), GateError> {
-    let kind = found.file_type();
-    Err(GateError::NotRegular(match () {
-        () if kind.is_file() => return Ok(()),
-        () if kind.is_dir() => "a directory",
-        () if kind.is_fifo() => "a named pipe",
-        () if kind.is_socket() => "a socket",
-        () => "a device",
-    }))
 }
 
 fn check_elf(bytes: &[u8]) -> Result<Metadata, GateError> {
@@ -163,7 +114,7 @@ fn check_elf(bytes: &[u8]) -> Result<Metadata, GateError> {
 fn not_elf(bytes: &[u8]) -> GateError {
     let (what, remedy) = match bytes {
         [] => ("an empty file", "build the plugin again"),
-        [b'\0', b'a', b's', b'm', ..] => ("a WebAssembly module", "give the path of the plugin's .so"),
+        [b'\0', b'a', b's', b'm', ..] => ("a WebAssembly module", "name it with the ending .wasm"),
         [b'!', b'<', b'a', b'r', b'c', b'h', b'>', ..] => {
             ("a static library", "set crate-type = [\"cdylib\"] in the plugin's Cargo.toml")
         }
@@ -186,8 +137,4 @@ fn machine(number: u16) -> String {
         elf::EM_PPC64 => "powerpc64".to_owned(),
         _ => format!("machine number {number}"),
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,0 +1,210 @@
+//! A module's instance as the sub-servers see it.
+
+use std::sync::Arc;
+
+use tokenrouter_plugin_api::{
+    Acceptance, Context, Decision, Handoff, ModelIndex, NO_MODEL, PeerView, PerRequest, RequestView, Requirements,
+    RouteBatch, SignalColumns, SignalSet, Slot,
+};
+use wasmtime::Module;
+
+use super::guest::{Fault, Guest};
+use super::layout::{self, Answer, Numbering, ROWS, Seat};
+use super::manifest::Manifest;
+use crate::policy::{PolicyFailure, PolicyInstance};
+
+/// How many fresh instances stand in for one that failed, in the life of a policy at one model.
+pub const MAX_RESTARTS: u32 = 3;
+
+pub(super) struct WasmInstance {
+    manifest: Arc<Manifest>,
+    module: Module,
+    seat: Seat,
+    requirements: Requirements,
+    guest: Guest,
+    restarts: u32,
+    /// How the request at a slot leaves, from the last decision to hand it over.
+    leaving: PerRequest<Option<Handoff>>,
+    /// Set when no fresh instance is left.
+    failed: bool,
+}
+
+impl WasmInstance {
+    pub(super) fn create(
+        manifest: &Arc<Manifest>,
+        module: &Module,
+        context: &Context<'_>,
+        settings: &str,
+    ) -> Result<Self, PolicyFailure> {
+        let failure = |hook| {
+            let plugin = manifest.name.clone();
+            move |message| PolicyFailure { plugin, hook, message }
+        };
+        let settings = manifest.numbers(settings).map_err(failure("create"))?;
+        let numbering = numbering(manifest, context).map_err(failure("create"))?;
+        let seat = Seat { model: context.model, entry: context.entry, numbering, settings };
+        let start = || Guest::start(module, &seat).map_err(|fault| fault.to_string());
+        rehearse(&mut start().map_err(failure("create"))?, manifest, &seat).map_err(failure("create"))?;
+        // Not the one that rehearsed: it remembers requests that never were.
+        let guest = start().map_err(failure("create"))?;
+        Ok(Self {
+            manifest: manifest.clone(),
+            module: module.clone(),
+            seat,
+            requirements: Requirements::signals(manifest.signals),
+            guest,
+            restarts: 0,
+            leaving: PerRequest::new(),
+            failed: false,
+        })
+    }
+
+    fn failure(&self, hook: &'static str, message: String) -> PolicyFailure {
+        PolicyFailure { plugin: self.manifest.name.clone(), hook, message }
+    }
+
+    /// After a fault: whatever state the instance is in, it is not called again.
+    fn restart(&mut self, hook: &'static str, fault: &Fault) -> Result<(), PolicyFailure> {
+        self.failed = true;
+        if self.restarts == MAX_RESTARTS {
+            let message = format!("{fault}; it was started anew {MAX_RESTARTS} times before");
+            return Err(self.failure(hook, message));
+        }
+        self.restarts += 1;
+        tracing::warn!("policy `{}` failed in {hook}: {fault}; it starts anew, without its state", self.manifest.name);
+        self.guest = Guest::start(&self.module, &self.seat).map_err(|e| self.failure(hook, e.to_string()))?;
+        self.failed = false;
+        Ok(())
+    }
+
+    fn usable(&self, hook: &'static str) -> Result<(), PolicyFailure> {
+        let message = "not called, because an earlier call of this instance failed";
+        if self.failed { Err(self.failure(hook, message.to_owned())) } else { Ok(()) }
+    }
+
+    /// The answers for the rows that begin at `first`. A call that fails is repeated by a fresh instance:
+    /// every decision is the module's.
+    fn answers(&mut self, batch: &RouteBatch<'_>, first: usize) -> Result<Vec<Answer>, PolicyFailure> {
+        loop {
+            match answers(&mut self.guest, batch, first, self.manifest.signals, &self.seat.numbering) {
+                Ok(Ok(answers)) => return Ok(answers),
+                Ok(Err(missing)) => {
+                    self.failed = true;
+                    return Err(self.failure("route", missing.to_string()));
+                }
+                Err(fault) => self.restart("route", &fault)?,
+            }
+        }
+    }
+}
+
+/// The outer error is the module's, the inner one the host's.
+fn answers(
+    guest: &mut Guest,
+    batch: &RouteBatch<'_>,
+    first: usize,
+    signals: SignalSet,
+    numbering: &Numbering,
+) -> Result<Result<Vec<Answer>, layout::MissingColumn>, Fault> {
+    let rows = match layout::write_rows(guest.block()?, batch, first, signals, numbering) {
+        Ok(rows) => rows,
+        Err(missing) => return Ok(Err(missing)),
+    };
+    guest.route(rows)?;
+    Ok(Ok(layout::read_answers(guest.block()?, rows, numbering)?))
+}
+
+/// The models of the route as the module counts them.
+fn numbering(manifest: &Manifest, context: &Context<'_>) -> Result<Numbering, String> {
+    let roles: Vec<&str> = manifest.roles.iter().map(String::as_str).collect();
+    let name = &manifest.name;
+    let order = match roles[..] {
+        [] => Ok((0..context.models.len() as ModelIndex).collect()),
+        [a] => context.roles(name, [a]).map(Vec::from),
+        [a, b] => context.roles(name, [a, b]).map(Vec::from),
+        [a, b, c] => context.roles(name, [a, b, c]).map(Vec::from),
+        [a, b, c, d] => context.roles(name, [a, b, c, d]).map(Vec::from),
+        _ => return Err(format!("roles: asks for {}, the limit is {}", roles.len(), super::manifest::MAX_ROLES)),
+    };
+    let order = order.map_err(|e| e.message)?;
+    if let Some(at) = manifest.entry.as_ref().and_then(|entry| manifest.roles.iter().position(|role| role == entry)) {
+        context.begins_at(name, order[at]).map_err(|e| e.message)?;
+    }
+    Ok(Numbering::new(order))
+}
+
+/// Call the module on made-up rows, so that one that never works is refused at the start.
+fn rehearse(guest: &mut Guest, manifest: &Manifest, seat: &Seat) -> Result<(), String> {
+    let odd = [0.0, 0.5, 1.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, f32::MIN_POSITIVE / 2.0, f32::MAX];
+    let signal: Vec<f32> = odd.into_iter().cycle().take(ROWS).collect();
+    let (ids, numbers): (Vec<u64>, Vec<u32>) = (0..ROWS as u32).map(|row| (u64::from(row), row)).unzip();
+    let (nowhere, remaining) = ([NO_MODEL; ROWS], [1; ROWS]);
+    let signals = SignalColumns {
+        entropy: &signal,
+        entropy_norm: &signal,
+        top1_prob: &signal,
+        margin: &signal,
+        logsumexp: &signal,
+        candidate_prob: &signal,
+        ..SignalColumns::default()
+    };
+    for rows in [1, ROWS] {
+        let batch = RouteBatch {
+            request_ids: &ids[..rows],
+            slots: &numbers,
+            positions: &numbers,
+            last_models: &nowhere,
+            remaining: &remaining,
+            signals,
+            ..RouteBatch::default()
+        };
+        let answers = answers(guest, &batch, 0, manifest.signals, &seat.numbering);
+        let answers = answers.map_err(|fault| format!("a rehearsal with {rows} rows: {fault}"))?;
+        answers.map_err(|missing| missing.to_string())?;
+    }
+    guest.finished(0).map_err(|fault| format!("a rehearsal of tr_finished: {fault}"))
+}
+
+impl PolicyInstance for WasmInstance {
+    fn requirements(&self) -> &Requirements {
+        &self.requirements
+    }
+
+    fn entry(&mut self, _request: &RequestView<'_>) -> Result<Option<ModelIndex>, PolicyFailure> {
+        self.usable("entry")?;
+        Ok(None)
+    }
+
+    fn route(&mut self, batch: &RouteBatch<'_>, out: &mut [Decision]) -> Result<(), PolicyFailure> {
+        self.usable("route")?;
+        for first in (0..batch.len()).step_by(ROWS) {
+            let answers = self.answers(batch, first)?;
+            for ((answer, decision), &slot) in answers.into_iter().zip(&mut out[first..]).zip(&batch.slots[first..]) {
+                *decision = answer.decision();
+                if let Answer::To(_, handoff) = answer {
+                    *self.leaving.get(slot) = Some(handoff);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, request: &RequestView<'_>, _to: ModelIndex) -> Result<Handoff, PolicyFailure> {
+        self.usable("send")?;
+        let handoff = self.leaving.get(request.slot).take();
+        handoff.ok_or_else(|| self.failure("send", "asked for a request that was not handed over".to_owned()))
+    }
+
+    fn receive(&mut self, _request: &RequestView<'_>, _message: &PeerView<'_>) -> Result<Acceptance, PolicyFailure> {
+        self.usable("receive")?;
+        // No module hands provisional tokens over, so there are none to judge.
+        Ok(Acceptance::Verify)
+    }
+
+    fn finished(&mut self, slot: Slot) -> Result<(), PolicyFailure> {
+        self.usable("finished")?;
+        self.leaving.forget(slot);
+        // A fresh instance knows nothing of the slot: no second call.
+        self.guest.finished(slot).or_else(|fault| self.restart("finished", &fault))
+    }
+}

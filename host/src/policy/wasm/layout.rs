@@ -1,0 +1,248 @@
+//! The block of a module's memory in which the host writes what a policy sees and reads what it decided.
+//! All numbers are little-endian; every column has room for [`ROWS`] values.
+
+use tokenrouter_plugin_api::{Decision, Handoff, ModelIndex, NO_MODEL, RouteBatch, SignalSet};
+
+use super::manifest::SIGNALS;
+
+/// Most rows of one call.
+pub const ROWS: usize = 256;
+/// Most settings.
+pub const MAX_SETTINGS: usize = 32;
+/// Bytes of a column.
+const COLUMN: usize = 4 * ROWS;
+
+/// Where things are, in bytes from the start of the block.
+const MODEL: usize = 0;
+const MODELS: usize = 4;
+const ENTRY: usize = 8;
+const SETTINGS: usize = 0x100;
+const TO: usize = 0x400;
+const LEAVE: usize = TO + COLUMN;
+const SIGNAL_COLUMNS: usize = LEAVE + COLUMN;
+const SLOT: usize = SIGNAL_COLUMNS + SIGNALS.len() * COLUMN;
+const POSITION: usize = SLOT + COLUMN;
+const REMAINING: usize = POSITION + COLUMN;
+const CAME_FROM: usize = REMAINING + COLUMN;
+/// Bytes of the block.
+pub const BLOCK: usize = CAME_FROM + COLUMN;
+
+const _: () = assert!(SETTINGS + 8 * MAX_SETTINGS <= TO && BLOCK == 0x3400);
+
+/// In the column `leave`: the candidate is dropped. The other bits are the budget, 0 for none.
+const DROP: u32 = 1 << 31;
+
+/// How the module counts the models of the route.
+#[derive(Clone, Debug)]
+pub struct Numbering(Vec<ModelIndex>);
+
+impl Numbering {
+    /// `order`: the route's models in the module's order.
+    pub fn new(order: Vec<ModelIndex>) -> Self {
+        Self(order)
+    }
+
+    /// The module's number of a model of the route.
+    pub fn number(&self, model: ModelIndex) -> u32 {
+        self.0.iter().position(|&m| m == model).map_or(NO_MODEL, |number| number as u32)
+    }
+
+    pub fn models(&self) -> u32 {
+        self.0.len() as u32
+    }
+}
+
+/// What an instance is told before its first call.
+#[derive(Clone, Debug)]
+pub struct Seat {
+    pub model: ModelIndex,
+    pub entry: ModelIndex,
+    pub numbering: Numbering,
+    pub settings: Vec<f64>,
+}
+
+/// One row's decision.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    Stay,
+    To(ModelIndex, Handoff),
+}
+
+impl Answer {
+    pub fn decision(&self) -> Decision {
+        match self {
+            Self::Stay => Decision::STAY,
+            Self::To(model, _) => Decision::to(*model),
+        }
+    }
+}
+
+/// What a module wrote that has no meaning.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AnswerError {
+    #[error(
+        "row {row} goes to {to} - 1, the route has models 0 to {last}; write 0 to stay, or a model's number plus 1"
+    )]
+    To { row: usize, to: u32, last: u32 },
+}
+
+/// The host itself lacks something: nothing the module did.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the server gave no column `{0}` for these rows")]
+pub struct MissingColumn(&'static str);
+
+fn words(block: &mut [u8], at: usize, values: impl Iterator<Item = u32>) {
+    for (bytes, value) in block[at..].as_chunks_mut::<4>().0.iter_mut().zip(values) {
+        *bytes = value.to_le_bytes();
+    }
+}
+
+/// Write what does not change from call to call. `block` has [`BLOCK`] bytes, here and below.
+pub fn write_seat(block: &mut [u8], seat: &Seat) {
+    let Seat { model, entry, numbering, settings } = seat;
+    words(block, MODEL, [numbering.number(*model)].into_iter());
+    words(block, MODELS, [numbering.models()].into_iter());
+    words(block, ENTRY, [numbering.number(*entry)].into_iter());
+    for (bytes, value) in block[SETTINGS..TO].as_chunks_mut::<8>().0.iter_mut().zip(settings) {
+        *bytes = value.to_le_bytes();
+    }
+}
+
+/// Write the rows of `batch` that begin at `first`, at most [`ROWS`] of them, and clear their answers.
+pub fn write_rows(
+    block: &mut [u8],
+    batch: &RouteBatch<'_>,
+    first: usize,
+    signals: SignalSet,
+    numbering: &Numbering,
+) -> Result<usize, MissingColumn> {
+    let rows = (batch.len() - first).min(ROWS);
+    fn part<'a, T>(column: &'a [T], first: usize, rows: usize, name: &'static str) -> Result<&'a [T], MissingColumn> {
+        column.get(first..first + rows).ok_or(MissingColumn(name))
+    }
+    for (index, (name, signal)) in SIGNALS.into_iter().enumerate() {
+        if !signals.contains(signal) {
+            continue;
+        }
+        let columns = &batch.signals;
+        let column = match index {
+            0 => columns.entropy,
+            1 => columns.entropy_norm,
+            2 => columns.top1_prob,
+            3 => columns.margin,
+            4 => columns.logsumexp,
+            _ => columns.candidate_prob,
+        };
+        // One NaN for all: its other bits must not become something that decisions depend on.
+        let bits = |value: &f32| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() };
+        words(block, SIGNAL_COLUMNS + index * COLUMN, part(column, first, rows, name)?.iter().map(bits));
+    }
+    for (at, column, name) in [
+        (SLOT, batch.slots, "slots"),
+        (POSITION, batch.positions, "positions"),
+        (REMAINING, batch.remaining, "remaining"),
+    ] {
+        words(block, at, part(column, first, rows, name)?.iter().copied());
+    }
+    let came_from = part(batch.last_models, first, rows, "last_models")?;
+    words(block, CAME_FROM, came_from.iter().map(|&model| numbering.number(model)));
+    block[TO..][..4 * rows].fill(0);
+    block[LEAVE..][..4 * rows].fill(0);
+    Ok(rows)
+}
+
+/// Read the answers for the first `rows` rows.
+pub fn read_answers(block: &[u8], rows: usize, numbering: &Numbering) -> Result<Vec<Answer>, AnswerError> {
+    let column = |at: usize| block[at..at + COLUMN].as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+    let answers = column(TO).zip(column(LEAVE)).take(rows).enumerate();
+    let answer = |(row, (to, leave)): (usize, (u32, u32))| {
+        let Some(number) = to.checked_sub(1) else { return Ok(Answer::Stay) };
+        let model = numbering.0.get(number as usize);
+        let last = numbering.models().saturating_sub(1);
+        let model = *model.ok_or(AnswerError::To { row, to, last })?;
+        let mut handoff = if leave & DROP == 0 { Handoff::default() } else { Handoff::drop_candidate() };
+        handoff.budget = Some(leave & !DROP).filter(|&budget| budget > 0);
+        Ok(Answer::To(model, handoff))
+    };
+    answers.map(answer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokenrouter_plugin_api::SignalColumns;
+
+    fn word(block: &[u8], at: usize) -> u32 {
+        u32::from_le_bytes(block[at..at + 4].try_into().unwrap())
+    }
+
+    fn batch<'a>(words: &'a [u32], ids: &'a [u64], entropy: &'a [f32]) -> RouteBatch<'a> {
+        RouteBatch {
+            request_ids: ids,
+            slots: words,
+            positions: words,
+            last_models: words,
+            remaining: words,
+            signals: SignalColumns { entropy, ..SignalColumns::default() },
+            ..RouteBatch::default()
+        }
+    }
+
+    /// The numbers of docs/policies.md.
+    #[test]
+    fn offsets_are_the_documented_ones() {
+        assert_eq!((TO, LEAVE, SIGNAL_COLUMNS), (0x400, 0x800, 0xc00));
+        assert_eq!((SLOT, POSITION, REMAINING, CAME_FROM), (0x2400, 0x2800, 0x2c00, 0x3000));
+    }
+
+    #[test]
+    fn models_are_counted_in_the_modules_order() {
+        let mut block = vec![0; BLOCK];
+        let numbering = Numbering::new(vec![2, 0]);
+        write_seat(&mut block, &Seat { model: 0, entry: 2, numbering: numbering.clone(), settings: vec![0.5, -1.0] });
+        assert_eq!([MODEL, MODELS, ENTRY].map(|at| word(&block, at)), [1, 2, 0]);
+        assert_eq!(block[SETTINGS + 8..SETTINGS + 16], (-1.0f64).to_le_bytes());
+        let view = batch(&[2, 0, NO_MODEL], &[0; 3], &[0.0; 3]);
+        assert_eq!(write_rows(&mut block, &view, 0, SignalSet::NONE, &numbering), Ok(3));
+        assert_eq!([0, 4, 8].map(|row| word(&block, CAME_FROM + row)), [0, 1, NO_MODEL]);
+        words(&mut block, TO, [0, 1, 2].into_iter());
+        words(&mut block, LEAVE, [9, DROP | 3, 0].into_iter());
+        assert_eq!(
+            read_answers(&block, 3, &numbering),
+            Ok(vec![
+                Answer::Stay,
+                Answer::To(2, Handoff::drop_candidate().budget(3)),
+                Answer::To(0, Handoff::default())
+            ])
+        );
+    }
+
+    #[test]
+    fn models_that_do_not_exist() {
+        let mut block = vec![0; BLOCK];
+        let numbering = Numbering::new(vec![0, 1]);
+        for to in [3, 1 << 31, u32::MAX] {
+            words(&mut block, TO, [0, to].into_iter());
+            assert_eq!(read_answers(&block, 2, &numbering), Err(AnswerError::To { row: 1, to, last: 1 }));
+            assert_eq!(read_answers(&block, 1, &numbering), Ok(vec![Answer::Stay]));
+        }
+    }
+
+    #[test]
+    fn rows_beyond_the_first_call() {
+        let ids: Vec<u64> = (0..600).collect();
+        let numbers: Vec<u32> = (0..600).collect();
+        let mut entropy = vec![0.5f32; 600];
+        entropy[599] = f32::from_bits(0xffc1_2345);
+        let mut block = vec![0xff; BLOCK];
+        let view = batch(&numbers, &ids, &entropy);
+        let mut write = |first| write_rows(&mut block, &view, first, SignalSet::ENTROPY, &Numbering::new(vec![0]));
+        assert_eq!([write(0), write(256), write(512)], [Ok(256), Ok(256), Ok(88)]);
+        assert_eq!(word(&block, SLOT + 4 * 87), 599);
+        assert_eq!(word(&block, SIGNAL_COLUMNS + 4 * 87), 0x7fc0_0000, "any NaN becomes the canonical one");
+        assert_eq!(word(&block, SIGNAL_COLUMNS + COLUMN), u32::MAX, "a column that nobody asked for is not written");
+        let short = RouteBatch { slots: &numbers[..599], ..view };
+        let error = write_rows(&mut block, &short, 512, SignalSet::NONE, &Numbering::new(vec![0]));
+        assert_eq!(error, Err(MissingColumn("slots")));
+    }
+}
