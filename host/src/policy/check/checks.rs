@@ -1,7 +1,7 @@
 //! The checks, in their order.
 
 use serde_json::{Value, json};
-use tokenrouter_plugin_api::{Decision, ModelIndex, Requirements, RouteBatch, SignalSet, TokenId};
+use tokenrouter_plugin_api::{Decision, ModelIndex, NO_TOKEN, Requirements, RouteBatch, SignalSet, TokenId};
 
 use super::play::{Event, Play};
 use super::rows::{Row, Rows, Signals, meaning};
@@ -144,11 +144,11 @@ fn hostile(setup: &Setup<'_>) -> Finding {
     judged("NaN, infinities, tiny and huge numbers, ends of ranges: every decision makes sense", || {
         for (model, instance) in team(setup)?.iter_mut().enumerate() {
             let row = |at: usize| Row {
-                seed: if at % 2 == 0 { u64::MAX } else { 0 },
-                position: if at % 3 == 0 { 1 << 20 } else { 0 },
-                candidate: if at % 2 == 0 { VOCABULARY - 1 } else { 0 },
-                draft: if at % 5 == 0 { VOCABULARY - 1 } else { tokenrouter_plugin_api::NO_TOKEN },
-                remaining: if at % 2 == 0 { 1 } else { u32::MAX },
+                seed: if at.is_multiple_of(2) { u64::MAX } else { 0 },
+                position: if at.is_multiple_of(3) { 1 << 20 } else { 0 },
+                candidate: if at.is_multiple_of(2) { VOCABULARY - 1 } else { 0 },
+                draft: if at.is_multiple_of(5) { VOCABULARY - 1 } else { NO_TOKEN },
+                remaining: if at.is_multiple_of(2) { 1 } else { u32::MAX },
                 ..Row::first(at)
             };
             let rows: Vec<Row> = (0..MOST as usize).map(row).collect();
