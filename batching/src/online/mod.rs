@@ -29,7 +29,9 @@ const OPTIONS: Options = Options { fixed: Vec::new(), holds: Vec::new(), grain: 
 /// Parts of the way from thresholds of 1 to the best ones that are compared under a limit.
 const WAY: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.0];
 /// Numbers of requests for which thresholds are searched; between them they lie on a line.
-const SEARCHED: [usize; 16] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
+const SEARCHED: [usize; 16] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MOST];
+/// The largest of them. Step times of larger batches need not be told apart.
+pub const MOST: usize = 256;
 
 /// How to tune.
 #[derive(Clone, Debug, PartialEq)]
@@ -186,7 +188,7 @@ impl Online {
         self.most = self.active.max(self.most - self.most.div_ceil(8));
         self.active = 0;
         let limits_moved = self.feel_limits();
-        let most = self.most.clamp(1, SEARCHED[SEARCHED.len() - 1]);
+        let most = self.most.clamp(1, MOST);
         self.estimate = self.window.estimate(&self.config.names, self.config.entry);
         let estimate = match &self.estimate {
             Ok(estimate) => estimate,
