@@ -242,7 +242,7 @@ mod tests {
         let system = |load: &Value| measured(&json!({"loads": [load]}).to_string()).unwrap().system().unwrap().0;
         let told = system(&load);
         assert_eq!(told.routing, [[0.5, 0.3, 0.2], [0.8, 0.2, 0.0], [0.5, 0.5, 0.0]]);
-        assert_eq!((told.entry, told.models[2].name.as_str(), &told.commits[2]), (1, "c", &vec![0.5; 3]));
+        assert_eq!((told.entry, told.models[2].name.as_str(), &told.commits[2]), (1, "c", &vec![1.25; 3]));
         load["commits"] = json!([[5, 0, 0, 1], [0, 0, 0, 0], [8, 0, 6, 0], [4, 0, 0, 0]]);
         assert_eq!(system(&load).commits, [[1.0, 0.0, 0.5], [1.0, 3.0, 0.0], [1.0, 0.0, 0.0]]);
     }
