@@ -45,6 +45,11 @@
 //! This crate knows nothing of the host.
 #![deny(missing_docs)]
 
+/// The snippets of the authors' guide are compiled with the examples of this documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/policies.md")]
+struct Guide;
+
 #[allow(missing_docs)] // Not for authors.
 mod abi;
 mod context;

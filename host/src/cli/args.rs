@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use super::bench::Bench;
 use super::eval::Eval;
+use super::plugin::Plugin;
 use super::simulate::Simulate;
 use super::tune::Tune;
 
@@ -31,6 +32,7 @@ Examples:
   tokenrouter bench config/demo.toml --route rstitch --requests 1,4 --output-len 64
   tokenrouter simulate config/plans/r2r.toml --schedule delayed,eager
   tokenrouter tune --times 6.0,27.9 --handoff 0.35 --concurrency 1..16
+  tokenrouter plugin new my-policy
 
 Any key of the configuration can be set by the environment: TOKENROUTER__SERVER__PORT=8000";
 
@@ -43,6 +45,7 @@ pub enum Command {
     Simulate(Simulate),
     Tune(Box<Tune>),
     Check(Check),
+    Plugin(Plugin),
 }
 
 /// Serve the routes and models of a configuration over HTTP

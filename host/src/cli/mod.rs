@@ -11,6 +11,7 @@ mod generate;
 mod load;
 mod output;
 mod plan;
+mod plugin;
 mod printer;
 mod progress;
 mod record;
@@ -44,6 +45,7 @@ pub fn main() -> ExitCode {
         Command::Simulate(simulate) => simulate::run(simulate),
         Command::Tune(tune) => tune::run(tune),
         Command::Check(check) => check::run(check),
+        Command::Plugin(plugin) => plugin::run(plugin),
     });
     let Err(failure) = result else { return ExitCode::SUCCESS };
     let (status, line) = failure.report(output::stderr_is_coloured());

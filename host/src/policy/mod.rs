@@ -1,5 +1,6 @@
 //! Policies as the sub-servers see them, wherever they come from.
 
+pub mod check;
 mod file;
 pub mod native;
 pub mod nets;

@@ -229,26 +229,35 @@ fn layout_difference(report: &str) -> String {
     text.trim_end().chars().take(400).collect()
 }
 
-/// The floating-point control word: an initialiser built with `-ffast-math` makes this thread treat
-/// tiny numbers as zero.
+/// The floating-point control word of this thread: an initialiser built with `-ffast-math`, or a hook, may
+/// make it treat tiny numbers as zero or round otherwise.
 #[cfg(target_arch = "x86_64")]
-mod float_mode {
-    pub(super) fn get() -> u32 {
+pub mod float_mode {
+    /// The word, without the flags that any arithmetic sets.
+    pub fn get() -> u32 {
         let mut word = 0u32;
         // SAFETY: stores MXCSR into `word`, nothing else.
         unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &mut word, options(nostack, preserves_flags)) };
-        word & !0x3f // The low six bits are sticky exception flags, set by any arithmetic.
+        word & !0x3f // The low six bits are sticky exception flags.
     }
-    pub(super) fn set(word: u32) {
-        // SAFETY: `word` came from `get`, so no reserved bit is set.
+
+    /// Set the word to what [`get`] answered before.
+    pub fn set(word: u32) {
+        // Reserved bits must be zero.
+        let word = word & 0xffc0;
+        // SAFETY: no reserved bit is set.
         unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &word, options(nostack, preserves_flags)) };
     }
 }
 
+/// Not watched on this processor.
 #[cfg(not(target_arch = "x86_64"))]
-mod float_mode {
-    pub(super) fn get() -> u32 {
+pub mod float_mode {
+    /// Always 0.
+    pub fn get() -> u32 {
         0
     }
-    pub(super) fn set(_word: u32) {}
+
+    /// Nothing.
+    pub fn set(_word: u32) {}
 }

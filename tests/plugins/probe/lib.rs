@@ -14,6 +14,8 @@ struct Settings {
     panic: String,
     /// The message of `create`'s error.
     error: String,
+    /// How `route` ends the process, or never ends: "abort", "exit", "hang".
+    end: String,
     /// What `route` answers: "" a digest of the batch, else "kind" or "model" for a wrong one.
     wrong: String,
 }
@@ -42,6 +44,7 @@ impl Policy for Probe {
         "properties": {
             "panic": { "enum": ["", "create", "requirements", "entry", "route", "send", "receive", "finished", "drop"] },
             "error": { "type": "string" },
+            "end": { "enum": ["", "abort", "exit", "hang"] },
             "wrong": { "enum": ["", "kind", "model"] }
         }
     }"#;
@@ -83,6 +86,14 @@ impl Policy for Probe {
 
     fn route(&mut self, batch: &RouteBatch<'_>, out: &mut [Decision]) {
         self.reach("route");
+        match self.settings.end.as_str() {
+            "abort" => std::process::abort(),
+            "exit" => std::process::exit(0),
+            "hang" => loop {
+                std::thread::park();
+            },
+            _ => {}
+        }
         let answer = match self.settings.wrong.as_str() {
             // SAFETY: three numbers, of which any values are valid.
             "kind" => unsafe { std::mem::transmute::<[u32; 3], Decision>([77, 0, u32::MAX]) },

@@ -1,0 +1,170 @@
+//! `tokenrouter plugin` as authors meet it, on the plugins that are built beside the program.
+#![allow(clippy::unwrap_used)] // Helpers of tests.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+fn program() -> PathBuf {
+    env!("CARGO_BIN_EXE_tokenrouter").into()
+}
+
+fn built(library: &str) -> String {
+    let path = program().with_file_name(library);
+    assert!(path.is_file(), "{} is not built; run the tests with `cargo xtask test`", path.display());
+    path.display().to_string()
+}
+
+fn plugin(arguments: &[&str]) -> Output {
+    let mut command = Command::new(program());
+    command.current_dir(root()).stdin(Stdio::null()).env_remove("RUST_LOG");
+    command.arg("plugin").args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Exit status, and the findings as (check, status, what).
+fn check(file: &str, more: &[&str]) -> (Option<i32>, Vec<(String, String, String)>) {
+    let output = plugin(&[&["check", file, "--json"], more].concat());
+    let report: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", text(&output.stderr)));
+    let field = |finding: &Value, name: &str| finding[name].as_str().unwrap().to_owned();
+    let findings = report["checks"].as_array().unwrap().iter();
+    let findings: Vec<_> = findings.map(|f| (field(f, "check"), field(f, "status"), field(f, "what"))).collect();
+    assert_eq!(report["passed"], json!(output.status.success()));
+    (output.status.code(), findings)
+}
+
+#[test]
+fn inspect_tells_without_running() {
+    let file = built("libprobe.so");
+    let output = plugin(&["inspect", &file]);
+    let shown = text(&output.stdout);
+    assert!(output.status.success() && shown.contains("\nname        probe\nversion     3.2.1\n"), "{shown}");
+    assert!(shown.contains("not readable without running it"), "{shown}");
+    let bytes = std::fs::read(&file).unwrap();
+    let report: Value = serde_json::from_slice(&plugin(&["inspect", &file, "--json"]).stdout).unwrap();
+    assert_eq!((&report["name"], &report["loads"]), (&json!("probe"), &json!(true)));
+    assert_eq!((&report["bytes"], &report["settings_schema"]), (&json!(bytes.len()), &Value::Null));
+    let hash = report["sha256"].as_str().unwrap();
+    assert!(shown.contains(hash) && hash.len() == 64, "{shown}");
+
+    let output = plugin(&["inspect", "README.md"]);
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0));
+    assert!(
+        text(&output.stderr).starts_with("error: plugin `README.md`: is some other file, not an ELF shared object")
+    );
+    let output = plugin(&["inspect", "README.md", "--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &report["loads"]), (Some(2), &json!(false)));
+}
+
+#[test]
+fn every_policy_that_comes_along_passes() {
+    let plugins = std::fs::read_dir(root().join("plugins")).unwrap();
+    let mut names: Vec<_> = plugins.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.push("cascade".into());
+    for name in names {
+        let settings = match name.as_str() {
+            "me" | "per_request_random" => json!({ "weights": { "small": 0.5, "large": 0.5 } }),
+            "random" => json!({ "probabilities": { "large": 0.3 } }),
+            "r2r" | "citer" => json!({ "router": format!("models/demo/routers/{name}/router.safetensors") }),
+            _ => json!({}),
+        };
+        let roles = if name == "cascade" { "small=slm,medium=mlm,large=llm" } else { "small=slm,large=llm" };
+        let more = ["--settings", &settings.to_string(), "--roles", roles];
+        let (status, findings) = check(&built(&format!("lib{name}.so")), &more);
+        // What a call costs depends on the machine and the build.
+        let bad: Vec<_> = findings.iter().filter(|(check, status, _)| status != "ok" && check != "cost").collect();
+        assert!(status == Some(0) && bad.is_empty() && findings.len() == 13, "{name}: {bad:#?}");
+    }
+}
+
+#[test]
+fn panics_are_findings() {
+    let file = built("libprobe.so");
+    for hook in ["create", "requirements", "entry", "route", "send", "receive", "finished"] {
+        let (status, findings) = check(&file, &["--settings", &json!({ "panic": hook }).to_string()]);
+        let (name, result, what) = findings.iter().find(|(_, status, _)| status == "failed").unwrap();
+        assert_eq!(status, Some(1), "{name} {result}");
+        // The probe answers nonsense in other hooks too.
+        if ["create", "requirements", "entry", "route"].contains(&hook) {
+            let part = format!("failed in {hook}: panicked at tests/plugins/probe/lib.rs");
+            assert!(findings.iter().any(|(_, _, what)| what.contains(&part)), "{hook}: {what}");
+        }
+    }
+    let (_, findings) = check(&file, &["--settings", r#"{"error": "no such thing"}"#]);
+    let last = findings.last().unwrap();
+    assert_eq!((findings[2].1.as_str(), last.1.as_str()), ("failed", "not_run"), "{findings:?}");
+    assert!(findings[2].2.ends_with("no such thing"), "{findings:?}");
+}
+
+#[test]
+fn what_ends_the_process_is_a_finding() {
+    let file = built("libprobe.so");
+    for (end, timeout, how) in [
+        ("abort", "20", "the plugin ended the process by signal 6 (SIGABRT)"),
+        ("exit", "20", "the plugin ended the process with exit status 0"),
+        ("hang", "1", "the plugin did not come back within 1 s"),
+    ] {
+        let settings = json!({ "end": end }).to_string();
+        let (status, findings) = check(&file, &["--settings", &settings, "--timeout", timeout]);
+        assert_eq!((status, findings.len()), (Some(1), 13));
+        let of = |name: &str| findings.iter().find(|(check, ..)| check == name).unwrap();
+        // The first hook that ends it, and one in a process begun after that.
+        assert_eq!((of("create").1.as_str(), of("no rows").2.as_str()), ("ok", how));
+        assert_eq!(of("cost").2, how);
+    }
+}
+
+#[test]
+fn the_table_fits_and_says_what_to_do() {
+    let output = plugin(&["check", &built("libme.so")]);
+    let table = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
+    assert!(table.contains("schema             failed   settings/weights: required but missing\n"), "{table}");
+    assert!(table.contains("-> Give settings that fit with --settings.") && table.contains("11 not run"), "{table}");
+    assert!(text(&output.stderr).contains("1 of 13 checks failed"));
+    let missing = plugin(&["check", "missing.so"]);
+    assert!(text(&missing.stdout).contains("no such file"), "{}", text(&missing.stdout));
+}
+
+#[test]
+fn a_new_policy_builds_and_passes() {
+    let dir = tempfile::tempdir().unwrap();
+    let within = ["--dir", dir.path().to_str().unwrap()];
+    let new = |name: &str| plugin(&[&["new", name], &within[..]].concat());
+    let output = new("my-policy");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let crate_ = dir.path().join("my-policy");
+    let entries = std::fs::read_dir(dir.path()).unwrap().count();
+    assert!(entries == 1 && crate_.join("plugin-api/src/lib.rs").is_file());
+
+    // One directory for every run: only the crate itself is built anew.
+    let target = program().ancestors().nth(2).unwrap().join("new-policy");
+    for command in [&["test"][..], &["build"]] {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(command).args(["--offline", "--quiet", "--target-dir"]).arg(&target).current_dir(&crate_);
+        // The flags of an instrumented build of this test are not meant for it.
+        cargo.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS").env_remove("CARGO_BUILD_TARGET");
+        let output = cargo.env("CARGO_PROFILE_DEV_DEBUG", "0").output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert!(!text(&output.stderr).contains("warning"), "{}", text(&output.stderr));
+    }
+    let library = target.join("debug/libmy_policy.so");
+    let (status, findings) = check(library.to_str().unwrap(), &["--settings", r#"{"threshold": 0.4}"#]);
+    assert_eq!(status, Some(0), "{findings:#?}");
+
+    let again = new("my-policy");
+    assert!(again.status.code() == Some(2) && text(&again.stderr).contains("exists already"));
+    assert!(text(&new("My").stderr).contains("`My` is no name for a policy"));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+}
