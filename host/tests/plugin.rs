@@ -26,6 +26,15 @@ fn plugin(arguments: &[&str]) -> Output {
     command.arg("plugin").args(arguments).output().unwrap()
 }
 
+/// R-Stitch as a WASM policy.
+fn module() -> (tempfile::TempDir, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rstitch.wasm");
+    std::fs::write(&path, wat::parse_file(root().join("plugins/rstitch/rstitch.wat")).unwrap()).unwrap();
+    let path = path.display().to_string();
+    (dir, path)
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
@@ -56,6 +65,13 @@ fn inspect_tells_without_running() {
     let hash = report["sha256"].as_str().unwrap();
     assert!(shown.contains(hash) && hash.len() == 64, "{shown}");
 
+    // A module's schema is no code.
+    let (_dir, module) = module();
+    let report: Value = serde_json::from_slice(&plugin(&["inspect", &module, "--json"]).stdout).unwrap();
+    assert_eq!((&report["kind"], &report["name"]), (&json!("wasm"), &json!("rstitch")));
+    assert_eq!(report["settings_schema"]["properties"]["threshold"]["minimum"], json!(0));
+    assert!(text(&plugin(&["inspect", &module]).stdout).contains("\nsettings    threshold (--json has the schema)\n"));
+
     let output = plugin(&["inspect", "README.md"]);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0));
     assert!(
@@ -71,8 +87,10 @@ fn every_policy_that_comes_along_passes() {
     let plugins = std::fs::read_dir(root().join("plugins")).unwrap();
     let mut names: Vec<_> = plugins.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.push("cascade".into());
-    for name in names {
-        let settings = match name.as_str() {
+    let (_dir, module) = module();
+    let files = names.iter().map(|name| (name.as_str(), built(&format!("lib{name}.so"))));
+    for (name, file) in files.chain([("rstitch as a module", module)]) {
+        let settings = match name {
             "me" | "per_request_random" => json!({ "weights": { "small": 0.5, "large": 0.5 } }),
             "random" => json!({ "probabilities": { "large": 0.3 } }),
             "r2r" | "citer" => json!({ "router": format!("models/demo/routers/{name}/router.safetensors") }),
@@ -80,7 +98,7 @@ fn every_policy_that_comes_along_passes() {
         };
         let roles = if name == "cascade" { "small=slm,medium=mlm,large=llm" } else { "small=slm,large=llm" };
         let more = ["--settings", &settings.to_string(), "--roles", roles];
-        let (status, findings) = check(&built(&format!("lib{name}.so")), &more);
+        let (status, findings) = check(&file, &more);
         // What a call costs depends on the machine and the build.
         let bad: Vec<_> = findings.iter().filter(|(check, status, _)| status != "ok" && check != "cost").collect();
         assert!(status == Some(0) && bad.is_empty() && findings.len() == 13, "{name}: {bad:#?}");

@@ -113,12 +113,11 @@ fn child(arguments: &Check, from: usize) -> std::io::Result<Ended> {
         }
         std::thread::sleep(LOOK);
     };
-    let mut said = String::new();
-    errors.rewind()?;
     // What a plugin writes need not be text.
-    let mut bytes = Vec::new();
-    errors.read_to_end(&mut bytes)?;
-    said.push_str(&String::from_utf8_lossy(&bytes));
+    let mut said = Vec::new();
+    errors.rewind()?;
+    errors.read_to_end(&mut said)?;
+    let said = String::from_utf8_lossy(&said);
     let (how, remedy) = match status {
         Some(status) => (died(status, &said), "Mend what ends the process; nothing of a plugin may."),
         None => (
