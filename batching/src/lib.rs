@@ -6,6 +6,7 @@
 
 pub mod case;
 pub mod chain;
+pub mod connected;
 pub mod grid;
 pub mod online;
 mod random;

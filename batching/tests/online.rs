@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use plant::{Control, Length, Outcome, Phase, best_ladder, config};
 use proptest::prelude::*;
+use tokenrouter_batching::Fault;
 use tokenrouter_batching::online::{Config, Online, Reason, Seen};
 use tokenrouter_batching::system::most_waiting;
 
@@ -84,6 +85,97 @@ fn little_is_known_at_first_and_after_silence() {
     let choice = after.next().unwrap();
     assert_eq!((choice.reason, choice.ladders), (Reason::Thin, configured));
     assert_eq!(after.next(), None);
+}
+
+/// `steps` of one request each at every model in an interval, by model with where they go and what one takes.
+fn interval(seen: &mut [Seen], steps: &[(&[u32], f64)]) {
+    for (seen, (routed, ms)) in seen.iter_mut().zip(steps) {
+        for (to, count) in routed.iter().enumerate() {
+            let mut one = vec![0; routed.len()];
+            one[to] = 1;
+            (0..*count).for_each(|_| seen.step(*ms, 0.0, &one, 1.0));
+        }
+    }
+}
+
+/// Two requests, p = 0.05: the large model has some 60 requests in the window.
+#[test]
+fn few_requests_at_one_model_are_not_too_few() {
+    let config = Config { ladders: vec![vec![1], vec![1, 2]], ..config([1.0, 1.0]) };
+    let mut online = Online::new(config, Duration::ZERO).unwrap();
+    let mut seen = vec![Seen::none(2); 2];
+    let mut choices = Vec::new();
+    for turn in 1..=30 {
+        let there = [20, 28, 24][turn as usize % 3];
+        interval(&mut seen, &[(&[480 - there, there], 6.0), (&[there, 0], 27.9)]);
+        online.active(2);
+        choices.extend(online.choose(Duration::from_secs(2 * turn), &seen));
+        assert!(!online.thin(), "interval {turn}");
+    }
+    assert!(online.estimate().is_some_and(|(members, _)| members == [0, 1]), "{:?}", online.estimate());
+    assert!(choices.len() <= 2 && choices.iter().all(|choice| choice.reason != Reason::Thin), "{choices:?}");
+}
+
+#[test]
+fn a_rare_third_model_changes_nothing_for_the_others() {
+    let configured = vec![vec![1], vec![1, 2], vec![1]];
+    let names = ["s", "l", "xl"].map(String::from).to_vec();
+    let config = Config { names, ladders: configured.clone(), stretch: vec![1.0; 3], ..config([1.0; 2]) };
+    let mut online = Online::new(config, Duration::ZERO).unwrap();
+    let mut seen = vec![Seen::none(3); 3];
+    let (mut choices, mut joined) = (Vec::new(), None);
+    for turn in 1..=40 {
+        // A weight of about 100 with the past.
+        let rare = [30, 50, 38, 42][turn as usize % 4];
+        interval(&mut seen, &[(&[1600 - rare, 400, rare], 6.0), (&[400, 0, 0], 27.9), (&[rare, 0, 0], 60.0)]);
+        online.active(6);
+        choices.extend(online.choose(Duration::from_secs(2 * turn), &seen));
+        let (members, _) = online.estimate().unwrap();
+        assert!(members.starts_with(&[0, 1]) && (joined.is_none() || members.len() == 3), "interval {turn}");
+        joined = joined.or((members.len() == 3).then_some(turn));
+    }
+    assert!(joined.is_some_and(|turn| turn > 1), "{joined:?}");
+    assert!(choices.len() <= 3 && choices.iter().all(|choice| choice.reason != Reason::Thin), "{choices:?}");
+    assert!(online.ladders()[1].len() == 6 && online.ladders()[1] != configured[1], "{:?}", online.ladders());
+}
+
+/// A bare model has requests that began long ago and have not ended.
+#[test]
+fn requests_outside_are_left_out_and_come_back_when_they_end() {
+    let names = ["s", "l", "bare"].map(String::from).to_vec();
+    let config = Config { names, ladders: vec![vec![1]; 3], stretch: vec![1.0; 3], ..config([1.0; 2]) };
+    let mut online = Online::new(config, Duration::ZERO).unwrap();
+    let mut seen = vec![Seen::none(3); 3];
+    for (turn, members) in (1..).zip([&[0, 1][..], &[0, 1], &[0, 1, 2], &[0, 1, 2]]) {
+        interval(&mut seen, &[(&[300, 100, 0], 6.0), (&[100, 0, 0], 27.9), (&[0, 0, 100], 20.0)]);
+        seen[0].begun += 1.0;
+        seen[0].ended += 1.0;
+        if turn == 3 {
+            seen[2].begun += 1.0;
+            seen[2].ended += 1.0;
+        }
+        online.active(4);
+        online.choose(Duration::from_secs(2 * turn), &seen);
+        assert_eq!((online.estimate().unwrap().0, online.fault()), (members, None), "interval {turn}");
+        assert!(members.len() == 3 || online.ladders()[2] == [1], "{:?}", online.ladders());
+    }
+}
+
+#[test]
+fn what_describes_no_system_is_told_and_is_not_too_little() {
+    let mut online = Online::new(config([1.0, 1.0]), Duration::ZERO).unwrap();
+    let mut seen = vec![Seen::none(2); 2];
+    let mut turn = |turn: u64, ms: f64| {
+        interval(&mut seen, &[(&[300, 200], 6.0), (&[200, 0], ms)]);
+        online.active(8);
+        let choice = online.choose(Duration::from_secs(2 * turn), &seen);
+        (choice, online.thin(), online.fault().cloned(), online.ladders().to_vec())
+    };
+    let (choice, .., tuned) = turn(1, 28.0);
+    assert!(choice.is_some_and(|choice| choice.ladders == tuned) && tuned[1].len() == 8);
+    let (choice, thin, fault, ladders) = turn(2, 1e9);
+    assert!(matches!(fault, Some(Fault::Ratio { .. })), "{fault:?}");
+    assert_eq!((choice, thin, ladders), (None, false, tuned));
 }
 
 #[test]

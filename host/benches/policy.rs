@@ -1,5 +1,5 @@
 //! One call of a policy's `route` hook: in a loaded library, linked in, in a WASM module, and in a module that uses
-//! up its fuel, which is the longest that one can hold its model up (once; then it is not called again). Build the plugin for the same
+//! up nearly all of its fuel, which is how long a module can hold its model up. Build the plugin for the same
 //! profile first: `cargo build --release -p tokenrouter-plugin-rstitch`.
 
 use std::hint::black_box;

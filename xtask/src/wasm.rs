@@ -25,3 +25,15 @@ pub fn translate(plugins: &Path, target: &Path) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn our_own_policy_is_translated() {
+        let target = tempfile::tempdir().unwrap();
+        let plugins = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("plugins");
+        super::translate(&plugins, target.path()).unwrap();
+        let module = std::fs::read(target.path().join("rstitch.wasm")).unwrap();
+        assert!(module.starts_with(b"\0asm\x01\0\0\0"));
+    }
+}

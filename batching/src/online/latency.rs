@@ -5,8 +5,11 @@ use crate::system::{Fault, Setting, System};
 
 /// Tokens of a request over which the time per token is taken.
 const CHUNK: u32 = 64;
-/// Chunks that are simulated.
+/// Chunks that are simulated, and those without which a 99th percentile is not known.
 const CHUNKS: usize = 1500;
+const FEWEST: usize = 100;
+/// Moments at which steps end that are simulated at most.
+const MOMENTS: usize = 1_000_000;
 
 /// Chunks of each request.
 #[derive(Default)]
@@ -29,11 +32,32 @@ impl Observer for Chunks {
     }
 }
 
-/// 99th percentile of the milliseconds a token over chunks of 64 tokens of a request, simulated.
-pub(super) fn p99_tpot_ms(system: &System, requests: usize, setting: &Setting) -> Result<f64, Fault> {
+/// 99th percentile of the milliseconds a token over chunks of 64 tokens of a request, simulated. `None`: not known, as
+/// too few tokens are written.
+pub(super) fn p99_tpot_ms(system: &System, requests: usize, setting: &Setting) -> Result<Option<f64>, Fault> {
     let mut simulation = Simulation::new(system.clone(), requests, setting.clone(), 1)?;
     let mut chunks = Chunks::default();
-    // A setting that has been checked cannot lock up.
-    while chunks.ms.len() < CHUNKS && simulation.advance(&mut chunks).is_ok() {}
-    Ok(super::percentile_99(&mut chunks.ms).unwrap_or(f64::INFINITY))
+    for _ in 0..MOMENTS {
+        // A setting that has been checked cannot lock up.
+        if chunks.ms.len() >= CHUNKS || simulation.advance(&mut chunks).is_err() {
+            break;
+        }
+    }
+    Ok(if chunks.ms.len() < FEWEST { None } else { super::percentile_99(&mut chunks.ms) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::system::Model;
+
+    #[test]
+    fn what_takes_too_long_is_not_known() {
+        let p99 = |tokens: f64| {
+            let (models, commits) = (vec![Model::new("m", vec![2.0])], vec![vec![tokens]]);
+            let system = System { models, routing: vec![vec![1.0]], commits, sigma: Vec::new(), entry: 0 };
+            p99_tpot_ms(&system.checked().unwrap(), 4, &Setting::new(vec![1])).unwrap()
+        };
+        assert_eq!((p99(0.5), p99(1e-9)), (Some(4.0), None));
+    }
 }

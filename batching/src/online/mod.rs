@@ -15,7 +15,8 @@ use crate::search::{self, Options};
 use crate::system::{Fault, Setting, System, check_requests, most_waiting};
 
 pub use seen::{Seen, Steps};
-use window::{Estimate, Window};
+pub use window::stretch;
+use window::{Estimate, Unknown, Window};
 
 /// What the past counts after an interval.
 const KEEP: f64 = 0.6;
@@ -28,7 +29,9 @@ const OPTIONS: Options = Options { fixed: Vec::new(), holds: Vec::new(), grain: 
 /// Parts of the way from thresholds of 1 to the best ones that are compared under a limit.
 const WAY: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.0];
 /// Numbers of requests for which thresholds are searched; between them they lie on a line.
-const SEARCHED: [usize; 16] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
+const SEARCHED: [usize; 16] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MOST];
+/// The largest of them. Step times of larger batches need not be told apart.
+pub const MOST: usize = 256;
 
 /// How to tune.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,11 +84,13 @@ pub struct Online {
     /// What predicted times per token are multiplied with, and how far thresholds may go, as limits were not kept.
     caution: f64,
     reach: f64,
-    /// Present ladders, and what they were tuned for.
+    /// Present ladders, and what the last search was for.
     ladders: Vec<Vec<u32>>,
     tuned: Option<(Estimate, usize)>,
     /// What the last readings tell.
-    estimate: Option<Estimate>,
+    estimate: Result<Estimate, Unknown>,
+    /// Why the last search found nothing.
+    failed: Option<Fault>,
 }
 
 impl Online {
@@ -114,7 +119,8 @@ impl Online {
             reach: 1.0,
             ladders: config.ladders.clone(),
             tuned: None,
-            estimate: None,
+            estimate: Err(Unknown::Thin),
+            failed: None,
             config,
         })
     }
@@ -134,19 +140,42 @@ impl Online {
     }
 
     /// What the last readings tell: the models that requests came to, ascending, and the system that they make
-    /// up. `None`: too little.
+    /// up. `None`: too little, or nothing that could run.
     pub fn estimate(&self) -> Option<(&[usize], &System)> {
-        self.estimate.as_ref().map(|estimate| (&estimate.members[..], &estimate.system))
+        self.estimate.as_ref().ok().map(|estimate| (&estimate.members[..], &estimate.system))
+    }
+
+    /// Too little is known: the configured ladders.
+    pub fn thin(&self) -> bool {
+        self.estimate == Err(Unknown::Thin)
+    }
+
+    /// What is wrong with what was seen, or with the last search. The ladders stay meanwhile.
+    pub fn fault(&self) -> Option<&Fault> {
+        match &self.estimate {
+            Err(Unknown::Fault(fault)) => Some(fault),
+            _ => self.failed.as_ref(),
+        }
     }
 
     /// By model: the last stretch that could be told, or the assumed one.
-    pub fn stretches(&self) -> &[f64] {
+    pub fn stretches(&self) -> Vec<f64> {
         self.window.stretches()
     }
 
     /// Present ladders, by model.
     pub fn ladders(&self) -> &[Vec<u32>] {
         &self.ladders
+    }
+
+    /// Other ladders are in force than were chosen.
+    pub fn set_ladders(&mut self, ladders: &[Vec<u32>]) -> Result<(), Fault> {
+        if ladders.len() != self.config.names.len() {
+            let (given, wanted) = (ladders.len(), self.config.names.len());
+            return Err(Fault::Count { field: "ladders", given, wanted });
+        }
+        self.ladders = ladders.to_vec();
+        Ok(())
     }
 
     /// When the interval is over: other ladders, if they promise more. `seen`: by model, since the start.
@@ -156,14 +185,18 @@ impl Online {
         }
         self.next = now + self.config.interval;
         self.window.turn(KEEP, seen);
-        self.most = self.active.max(self.most - self.most / 8);
+        self.most = self.active.max(self.most - self.most.div_ceil(8));
         self.active = 0;
         let limits_moved = self.feel_limits();
-        let most = self.most.clamp(1, SEARCHED[SEARCHED.len() - 1]);
+        let most = self.most.clamp(1, MOST);
         self.estimate = self.window.estimate(&self.config.names, self.config.entry);
-        let Some(estimate) = &self.estimate else {
-            self.tuned = None;
-            return self.change(self.config.ladders.clone(), Reason::Thin);
+        let estimate = match &self.estimate {
+            Ok(estimate) => estimate,
+            Err(Unknown::Thin) => {
+                (self.tuned, self.failed) = (None, None);
+                return self.change(self.config.ladders.clone(), Reason::Thin);
+            }
+            Err(Unknown::Fault(_)) => return None,
         };
         let why = match &self.tuned {
             None => Some("enough was seen"),
@@ -172,9 +205,28 @@ impl Online {
             Some(_) => limits_moved.then_some("times against the limits"),
         };
         let why = why?;
-        let (ladders, gain) = self.tune(estimate, most).ok()?;
+        let found = self.tune(estimate, most);
         self.tuned = Some((estimate.clone(), most));
-        self.change(ladders, Reason::Tuned { requests: most, gain, why })
+        self.take(found, most, why)
+    }
+
+    /// What a search has found. One that failed is not repeated before something has changed.
+    fn take(
+        &mut self,
+        found: Result<(Vec<Vec<u32>>, f64), Fault>,
+        requests: usize,
+        why: &'static str,
+    ) -> Option<Choice> {
+        match found {
+            Ok((ladders, gain)) => {
+                self.failed = None;
+                self.change(ladders, Reason::Tuned { requests, gain, why })
+            }
+            Err(fault) => {
+                self.failed = Some(fault);
+                None
+            }
+        }
     }
 
     fn change(&mut self, ladders: Vec<Vec<u32>>, reason: Reason) -> Option<Choice> {
@@ -261,8 +313,10 @@ impl Online {
         if let Some(limit) = self.config.p99_tpot_ms {
             let mut tried: Vec<(f64, f64, Setting)> = Vec::new();
             for setting in WAY.map(reached) {
-                let tpot = self.caution * latency::p99_tpot_ms(system, requests, &setting)?;
-                tried.push((tpot, rate(&setting)?, setting));
+                // Where it is not known the limit may be missed.
+                if let Some(tpot) = latency::p99_tpot_ms(system, requests, &setting)? {
+                    tried.push((self.caution * tpot, rate(&setting)?, setting));
+                }
             }
             let kept = tried.iter().filter(|(tpot, ..)| *tpot <= limit).max_by(|a, b| a.1.total_cmp(&b.1));
             let nearest = || tried.iter().min_by(|a, b| a.0.total_cmp(&b.0));
@@ -306,4 +360,28 @@ fn percentile_99(values: &mut Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let rank = (0.99 * values.len() as f64).ceil() as usize;
     values.get(rank.max(1) - 1).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_search_that_fails_is_told_and_leaves_the_ladders() {
+        let config = Config {
+            names: vec!["m".into()],
+            entry: 0,
+            ladders: vec![vec![1]],
+            stretch: vec![1.0],
+            interval: Duration::from_secs(1),
+            p99_tpot_ms: None,
+            p99_ttft_ms: None,
+        };
+        let mut online = Online::new(config, Duration::ZERO).unwrap();
+        assert!(online.take(Ok((vec![vec![1, 2]], 0.1)), 2, "a test").is_some());
+        assert_eq!(online.take(Err(Fault::Concurrency(0)), 2, "a test"), None);
+        assert_eq!((online.fault(), online.ladders()), (Some(&Fault::Concurrency(0)), &[vec![1, 2]][..]));
+        assert_eq!(online.take(Ok((vec![vec![1, 2]], 0.1)), 2, "a test"), None);
+        assert_eq!(online.fault(), None);
+    }
 }

@@ -41,8 +41,11 @@ impl Steps {
 /// What one model has done.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
-    /// By model: requests that went on there after a step. One that ended counts where another begins.
+    /// By model: requests that went on there after a step.
     pub routed: Vec<f64>,
+    /// Requests that ended after a step, and new ones that began here.
+    pub ended: f64,
+    pub begun: f64,
     /// Tokens that the steps wrote.
     pub tokens: f64,
     /// By batch size from 1.
@@ -69,11 +72,18 @@ impl Seen {
     pub fn add(&mut self, other: &Self, weight: f64) {
         self.routed.iter_mut().zip(&other.routed).for_each(|(sum, more)| *sum += weight * more);
         self.tokens += weight * other.tokens;
+        self.ended += weight * other.ended;
+        self.begun += weight * other.begun;
         self.sizes.resize(self.sizes.len().max(other.sizes.len()), Steps::default());
         self.sizes.iter_mut().zip(&other.sizes).for_each(|(sum, more)| sum.add(more, weight));
     }
 
+    /// Requests of all steps together, and how many steps they were.
     pub fn requests(&self) -> f64 {
-        self.routed.iter().sum()
+        self.routed.iter().sum::<f64>() + self.ended
+    }
+
+    pub fn steps(&self) -> f64 {
+        self.sizes.iter().map(|sums| sums.steps).sum()
     }
 }

@@ -60,6 +60,7 @@ fn load(names: &[&str], observed: &[Observed]) -> Value {
     let entry = (0..observed.len()).rev().max_by_key(|model| observed[*model].begun);
     json!({
         "entry": entry,
+        "begun": observed.iter().map(|seen| seen.begun).collect::<Vec<_>>(),
         "handoffs": observed.iter().flat_map(|seen| &seen.to).sum::<u64>(),
         "models": names.iter().zip(observed).map(model).collect::<Vec<_>>(),
         "transitions": transitions.collect::<Vec<_>>(),
@@ -93,6 +94,7 @@ mod tests {
         let by_batch = json!([{"requests": 2, "steps": 2, "mean_ms": 7.0, "overlap_ms": 2.0}]);
         let expected = json!({
             "entry": 0,
+            "begun": [2, 0],
             "handoffs": 8,
             "models": [
                 {

@@ -19,6 +19,8 @@ pub struct Flow {
     /// Tokens committed by those steps, or by what follows before the next step (verification). By
     /// `transitions` they are the commits of a transition.
     pub commits: Vec<Vec<u64>>,
+    /// By model: requests whose first step it was.
+    pub begun: Vec<u64>,
     /// Steps that were their requests' last, and the tokens that they committed.
     pub last_steps: Vec<u64>,
     pub last_commits: Vec<u64>,
@@ -46,6 +48,7 @@ impl Flow {
         let mut flow = Self {
             transitions: vec![vec![0; models]; models],
             commits: vec![vec![0; models]; models],
+            begun: vec![0; models],
             last_steps: vec![0; models],
             last_commits: vec![0; models],
             ..Self::default()
@@ -57,6 +60,9 @@ impl Flow {
             path.sort_by_key(|at| at.start);
             let bases = bases(&path);
             queue.extend(path.first().map(|first| ms(first.start.saturating_duration_since(answer.submitted))));
+            if let Some(first) = path.first() {
+                flow.begun[first.model] += 1;
+            }
             for (pair, base) in path.windows(2).zip(bases.windows(2)) {
                 let (from, to) = (pair[0].model, pair[1].model);
                 flow.transitions[from][to] += 1;
@@ -141,7 +147,7 @@ mod tests {
         let flow = Flow::new(&[answer(zero, 4)], &logs);
         assert_eq!(flow.transitions, [[2, 1], [1, 0]]);
         assert_eq!(flow.commits, [[2, 0], [1, 0]]);
-        assert_eq!(flow.handoffs(), 2);
+        assert_eq!((flow.handoffs(), &flow.begun[..]), (2, &[1, 0][..]));
         assert_eq!((flow.last_steps.as_slice(), flow.last_commits.as_slice()), (&[1, 0][..], &[1, 0][..]));
         assert_eq!((flow.queue_ms.mean, flow.handoff_ms.p50), (3.0, (1.0 + 8.0) / 2.0));
     }

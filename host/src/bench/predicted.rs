@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use tokenrouter_batching::online::{self, Steps};
 use tokenrouter_batching::search::{self, Options};
 use tokenrouter_batching::system::interpolate;
 use tokenrouter_batching::{Fault, Model, Setting, System};
@@ -14,10 +15,6 @@ use crate::subserver::coordinator::Ladders;
 
 /// Steps of a batch size below which its time is not taken.
 const THIN: f64 = 3.0;
-/// Standard deviation of the overlap, by a step's time, below which a stretch cannot be told.
-const SPREAD: f64 = 0.05;
-/// Largest stretch that is believed.
-const STRETCH: f64 = 20.0;
 
 /// A load with the steps of its models.
 pub type Seen<'a> = (&'a Summary, &'a [ModelLog]);
@@ -31,9 +28,9 @@ pub enum Unknown {
     System(#[from] Fault),
 }
 
-/// Steps of one batch size: milliseconds alone, and while others ran.
+/// Steps by batch size.
 #[derive(Default)]
-struct Sizes(BTreeMap<usize, Vec<(f64, f64)>>);
+struct Sizes(BTreeMap<usize, Steps>);
 
 /// Models, routes and commits of all `loads` together. A step takes its time without prompts and the median gap that
 /// the host leaves behind it. `entry`: who gets new requests.
@@ -44,7 +41,8 @@ pub fn system(loads: &[Seen<'_>], entry: usize) -> Result<System, Unknown> {
     for (index, model) in first.models.iter().enumerate() {
         let mut sizes = Sizes::default();
         loads.iter().for_each(|(_, logs)| sizes.enter(logs, index));
-        let stretch = sizes.stretch();
+        // Where it cannot be told times and stretch together are right.
+        let stretch = online::stretch(sizes.known().map(|(_, sums)| sums)).unwrap_or(1.0);
         let gaps = loads.iter().filter_map(|(summary, _)| summary.models.get(index)?.gap_us).map(|[median, _]| median);
         let gaps: Vec<f64> = gaps.collect();
         let gap = if gaps.is_empty() { 0.0 } else { gaps.iter().sum::<f64>() / gaps.len() as f64 / 1e3 };
@@ -81,36 +79,18 @@ impl Sizes {
         let others = logs.iter().enumerate().filter(|(other, _)| *other != model).map(|(_, log)| &*log.steps);
         let busy = union(others);
         for step in own.steps.iter().filter(|step| step.prompt_rows == 0) {
-            let overlap = ms(overlap(step, &busy));
-            let alone = ms(step.end - step.start) - overlap;
-            self.0.entry(step.sequences as usize).or_default().push((alone, overlap));
+            let one = Steps::one(ms(step.end - step.start), ms(overlap(step, &busy)));
+            self.0.entry(step.sequences as usize).or_default().add(&one, 1.0);
         }
     }
 
-    /// How many times longer steps take while others run; 1 where it cannot be told. Of steps of one size, those that
-    /// overlap longer take longer by what the overlap costs.
-    fn stretch(&self) -> f64 {
-        let (mut squares, mut products, mut steps, mut time) = (0.0, 0.0, 0.0, 0.0);
-        for sizes in self.0.values().filter(|steps| steps.len() as f64 >= THIN) {
-            let count = sizes.len() as f64;
-            let (alone, overlap) = sizes.iter().fold((0.0, 0.0), |(a, o), (alone, over)| (a + alone, o + over));
-            squares += sizes.iter().map(|(_, over)| over * over).sum::<f64>() - overlap * overlap / count;
-            products += sizes.iter().map(|(alone, over)| alone * over).sum::<f64>() - alone * overlap / count;
-            steps += count;
-            time += alone + overlap;
-        }
-        let told = steps > 0.0 && (squares / steps).sqrt() > SPREAD * time / steps && products < 0.0;
-        // Work is alone + overlap / stretch, the same for all steps of a size.
-        if told { (squares / -products).clamp(1.0, STRETCH) } else { 1.0 }
+    fn known(&self) -> impl Iterator<Item = (usize, &Steps)> {
+        self.0.iter().filter(|(_, sums)| sums.steps >= THIN).map(|(batch, sums)| (*batch, sums))
     }
 
     /// Mean milliseconds of undisturbed work by batch size.
     fn work(&self, stretch: f64) -> impl Iterator<Item = (usize, f64)> {
-        let known = self.0.iter().filter(|(_, steps)| steps.len() as f64 >= THIN);
-        known.map(move |(batch, steps)| {
-            let work = steps.iter().map(|(alone, overlap)| alone + overlap / stretch).sum::<f64>();
-            (*batch, work / steps.len() as f64)
-        })
+        self.known().map(move |(batch, sums)| (batch, (sums.alone + sums.overlap / stretch) / sums.steps))
     }
 }
 

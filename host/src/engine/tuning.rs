@@ -17,6 +17,7 @@ impl Source for Arc<Shared> {
             live: self.coordinator.live(),
             most_live: self.coordinator.take_most_live(),
             times: self.paces.get().map(Paces::take).unwrap_or_default(),
+            ladders: Ladders::clone(&self.coordinator.ladders().1),
         }
     }
 

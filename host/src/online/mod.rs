@@ -43,6 +43,8 @@ pub struct Reading {
     pub live: usize,
     pub most_live: usize,
     pub times: Times,
+    /// In force, by model.
+    pub ladders: Ladders,
 }
 
 /// What the tuner knows and has done.
@@ -52,10 +54,14 @@ pub struct Status {
     pub changes: u64,
     /// Too little was seen: the configured ladders hold.
     pub thin: bool,
+    /// What is wrong with what was seen, or with the last search; ladders stay as they are meanwhile.
+    pub fault: Option<String>,
+    /// The tuner has broken off: ladders stay as they are, and nothing here is as of now.
+    pub ended: bool,
     /// By model: how many times longer its steps take while others run.
     pub stretch: Vec<f64>,
-    /// `routing[i][j]`: share of the requests that go on at model j after a step of model i. Empty while `thin`;
-    /// models without requests have rows of zeros.
+    /// `routing[i][j]`: share of the requests that go on at model j after a step of model i. Empty while
+    /// `thin` and while what was seen describes no system; models without requests have rows of zeros.
     pub routing: Vec<Vec<f64>>,
     /// Seconds of the last search, and of the longest.
     pub search_seconds: f64,
@@ -85,29 +91,31 @@ impl Tuner {
         let Settings { interval, p99_tpot_ms, p99_ttft_ms } = settings;
         let stretch = vec![1.0; names.len()];
         let config = Config { names: names.clone(), entry, ladders, stretch, interval, p99_tpot_ms, p99_ttft_ms };
-        Ok(Self {
-            sums: Sums::new(names.len(), entry),
-            online: Online::new(config, Duration::ZERO)?,
-            names,
-            changes: 0,
-        })
+        Ok(Self { sums: Sums::new(names.len()), online: Online::new(config, Duration::ZERO)?, names, changes: 0 })
     }
 
     /// Once an interval. `now` counts from the making of the tuner.
-    pub fn turn(&mut self, now: Duration, reading: Reading) -> Option<Change> {
+    pub fn turn(&mut self, now: Duration, reading: Reading) -> Result<Option<Change>, Fault> {
         reading.times.tpot.into_iter().for_each(|ms| self.online.tpot(ms));
         reading.times.ttft.into_iter().for_each(|ms| self.online.ttft(ms));
         self.online.active(reading.most_live);
-        let before = self.online.ladders().to_vec();
-        let Choice { ladders, reason } = self.online.choose(now, self.sums.add(reading.observed))?;
+        let before = reading.ladders;
+        self.online.set_ladders(&before)?;
+        let choice = self.online.choose(now, self.sums.add(reading.observed));
+        let Some(Choice { ladders, reason }) = choice else { return Ok(None) };
         self.changes += 1;
         let line = self.line(&before, &ladders, reading.live.max(1), &reason);
-        Some(Change { ladders, line })
+        Ok(Some(Change { ladders, line }))
     }
 
+    /// At the number of requests nearest to `live` for which thresholds are others.
     fn line(&self, before: &Ladders, ladders: &Ladders, live: usize, reason: &Reason) -> String {
+        let most = before.iter().chain(ladders).map(Vec::len).fold(live, usize::max);
+        let differ = |requests: &usize| thresholds(before, *requests) != thresholds(ladders, *requests);
+        let changed = (1..=most).filter(differ).min_by_key(|requests| requests.abs_diff(live)).unwrap_or(live);
         let join = |b: Vec<u32>| b.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-        let (old, new) = (join(thresholds(before, live)), join(thresholds(ladders, live)));
+        let (old, new) = (join(thresholds(before, changed)), join(thresholds(ladders, changed)));
+        let same = if changed == live { String::new() } else { format!("; the same for {live}, as now") };
         let names = self.names.join(", ");
         let why = match reason {
             Reason::Thin => "too little was seen: as configured".into(),
@@ -115,7 +123,7 @@ impl Tuner {
                 format!("{why}: {:+.1} % predicted for {requests} requests", 100.0 * gain)
             }
         };
-        format!("min_batch of {names} for {live} requests: {old} -> {new} ({why})")
+        format!("min_batch of {names} for {changed} requests: {old} -> {new}{same} ({why})")
     }
 
     pub fn status(&self) -> Status {
@@ -127,8 +135,9 @@ impl Tuner {
                 members.iter().zip(row).for_each(|(&to, share)| routing[from][to] = *share);
             }
         }
-        let (changes, thin, stretch) = (self.changes, routing.is_empty(), self.online.stretches().to_vec());
-        Status { changes, thin, stretch, routing, ..Status::default() }
+        let (changes, thin, stretch) = (self.changes, self.online.thin(), self.online.stretches());
+        let fault = self.online.fault().map(Fault::to_string);
+        Status { changes, thin, fault, stretch, routing, ..Status::default() }
     }
 }
 

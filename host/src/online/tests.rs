@@ -129,7 +129,7 @@ fn run(phases: &[Phase], stretch: [f64; 2], ladders: &Ladders, mut tuner: Option
                 turn += settings().interval;
                 let mut reading = world.reading();
                 reading.times.tpot = std::mem::take(&mut world.audience.tpot);
-                let change = tuner.as_mut().and_then(|tuner| tuner.turn(world.now(), reading));
+                let change = tuner.as_mut().and_then(|tuner| tuner.turn(world.now(), reading).unwrap());
                 if let Some(change) = change {
                     world.set_ladders(change.ladders).unwrap();
                 }
@@ -189,6 +189,49 @@ fn a_server_follows_its_traffic() {
     }
 }
 
+#[test]
+fn the_line_tells_of_what_has_changed() {
+    let ladders = |large: &[u32]| vec![vec![1], large.to_vec()];
+    let (tuner, thin) = (tuner(&ladders(&[1])), Reason::Thin);
+    let line = |live| tuner.line(&ladders(&[1, 2, 2, 2]), &ladders(&[1, 2, 3, 4]), live, &thin);
+    assert_eq!(line(4), "min_batch of small, large for 4 requests: 1, 2 -> 1, 4 (too little was seen: as configured)");
+    assert_eq!(
+        line(1),
+        "min_batch of small, large for 3 requests: 1, 2 -> 1, 3; the same for 1, as now (too little was seen: as \
+         configured)"
+    );
+}
+
+/// The next turn starts from those in force.
+#[test]
+fn ladders_that_were_not_put_in_force_are_chosen_again() {
+    let eager = vec![vec![1], vec![1]];
+    let mut tuner = tuner(&eager);
+    let mut observed = vec![Observed { to: vec![0; 2], ..Observed::default() }; 2];
+    let mut turn = |turn: u32, there: u64, ladders: &Ladders| {
+        for (seen, (evaluated, to)) in observed.iter_mut().zip([(1000, 1), (there, 0)]) {
+            seen.evaluated += evaluated;
+            seen.committed += evaluated;
+            seen.to[to] += there;
+            seen.sizes.resize(1, Steps::default());
+            (0..200).for_each(|_| seen.sizes[0].add(&Steps::one(TIMES[1 - to], 0.0), 1.0));
+        }
+        let reading = Reading {
+            observed: observed.clone(),
+            live: 8,
+            most_live: 8,
+            ladders: ladders.clone(),
+            times: Times::default(),
+        };
+        tuner.turn(settings().interval * turn, reading)
+    };
+    let first = turn(1, 350, &eager).unwrap().unwrap();
+    assert_ne!(first.ladders, eager);
+    let second = turn(2, 100, &eager).unwrap().unwrap();
+    assert!(second.line.contains(": 1, 1 -> "), "{}", second.line);
+    assert!(matches!(turn(3, 100, &vec![vec![1]]), Err(Fault::Count { given: 1, wanted: 2, .. })));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(12) })]
 
@@ -216,8 +259,10 @@ proptest! {
                 seen.begun += 1;
                 (0..evaluated / 10).for_each(|_| seen.sizes[size].add(&Steps::one(time, time * overlap), 1.0));
             }
-            let reading = Reading { observed: observed.clone(), live: most_live, most_live, times: Times::default() };
-            let change = tuner.turn(settings().interval * turn, reading);
+            let ladders = in_force.clone();
+            let reading =
+                Reading { observed: observed.clone(), live: most_live, most_live, ladders, times: Times::default() };
+            let change = tuner.turn(settings().interval * turn, reading).unwrap();
             prop_assert!(!tuner.status().thin);
             if let Some(change) = change {
                 prop_assert!(change.ladders.iter().flatten().all(|b| *b >= 1));

@@ -19,7 +19,7 @@ use hosts::{End, Hosts};
 pub use ledgers::{Client, Ending, Ledgers};
 use tokenrouter_plugin_api::random::uniform;
 
-use crate::online::Reading;
+use crate::online::{Reading, Times};
 use crate::request::{Event, ModelId, RequestId, RequestSpec};
 use crate::runner::simulated::Latency;
 use crate::subserver::coordinator::{Coordinator, LadderError, Ladders, Waiting};
@@ -189,7 +189,8 @@ impl<A: Audience> World<A> {
     pub fn reading(&self) -> Reading {
         let observed = (0..self.places.len()).map(|model| self.coordinator.observed(ModelId(model as u32)));
         let (live, most_live) = (self.coordinator.live(), self.coordinator.take_most_live());
-        Reading { observed: observed.collect(), live, most_live, ..Reading::default() }
+        let ladders = Ladders::clone(&self.coordinator.ladders().1);
+        Reading { observed: observed.collect(), live, most_live, times: Times::default(), ladders }
     }
 
     /// A request arrives at `at`.

@@ -10,8 +10,8 @@ use tokenrouter_batching::online::Steps;
 
 use super::Counters;
 
-/// Batch sizes that are told apart; larger ones count as this.
-pub const SIZES: usize = 64;
+/// Batch sizes that are told apart, as many as ladders are searched for; larger ones count as this.
+pub const SIZES: usize = tokenrouter_batching::online::MOST;
 
 /// What one model has done since the start.
 #[derive(Clone, Debug, Default, PartialEq)]

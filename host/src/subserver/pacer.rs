@@ -278,8 +278,8 @@ mod tests {
         assert_eq!(times.expected(3), None);
         times.learn(4, 800);
         times.learn(2, 400);
-        times.learn(200, 9000);
-        let expected = [1, 2, 3, 4, 63, 64, 999].map(|n| times.expected(n).map(|t| t.as_nanos()));
+        times.learn(999, 9000);
+        let expected = [1, 2, 3, 4, SIZES - 1, SIZES, 2000].map(|n| times.expected(n).map(|t| t.as_nanos()));
         assert_eq!(expected, [400, 400, 400, 800, 800, 9000, 9000].map(Some));
         times.learn(2, 800);
         assert_eq!(times.expected(2), Some(Duration::from_nanos(500)));

@@ -116,6 +116,7 @@ fn a_load_on_the_demo() {
         // Every step of a request is a transition or its last.
         let transitions = &load["transitions"];
         assert_eq!(sum(&transitions[0][1]) + sum(&transitions[1][0]), handoffs);
+        assert_eq!((sum(&load["begun"]), load["entry"].as_u64()), (3, Some(0)));
         assert_eq!((sum(&load["last_steps"]), sum(&load["commits"]) + sum(&load["last_commits"])), (3, 72));
         // The small model drops what the large one writes.
         assert_eq!(sum(&load["commits"][0][1]), 0);

@@ -84,6 +84,9 @@ pub fn one(summary: &Summary) -> Value {
     });
     // Transitions, commits and waits, beside the others.
     merge(&mut load, json!(summary.flow));
+    if let Some(flow) = &summary.flow {
+        load["entry"] = json!((0..flow.begun.len()).rev().max_by_key(|model| flow.begun[*model]));
+    }
     merge(&mut load, vllm(summary));
     load
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::trace::trace;
-use crate::config::batching::batching;
+use crate::config::batching::{BatchingConfig, batching};
 use crate::config::error::{Fault, suggestion};
 use crate::config::read::waiting;
 use crate::config::tree::{self, Field, Key, Section};
@@ -20,7 +20,10 @@ const CELLS: usize = 4096;
 /// Read a plan. `read` gives the text of a file that it names.
 pub fn plan(text: &str, read: &dyn Fn(&str) -> Result<String, String>) -> Result<Plan, Fault> {
     let mut root = Field { name: String::new(), node: tree::parse(text)? }.section()?;
-    let batching = root.take("batching").map(|f| batching(f.section()?)).transpose()?.unwrap_or_default();
+    let batching = match root.take("batching") {
+        Some(field) => fixed(&field)?,
+        None => BatchingConfig::default(),
+    };
     let Some(simulation) = root.take("simulation") else {
         return Err(Fault { origin: None, message: "has no [simulation]; add it with `arrivals` and `output`".into() });
     };
@@ -50,6 +53,18 @@ pub fn plan(text: &str, read: &dyn Fn(&str) -> Result<String, String>) -> Result
         return Err(Fault { origin: None, message });
     }
     Ok(plan)
+}
+
+/// `[batching]` without a tuner.
+fn fixed(field: &Field) -> Result<BatchingConfig, Fault> {
+    let config = batching(field.section()?)?;
+    match config.online {
+        Some(_) => {
+            let message = "[batching]: mode = \"online\": ladders of a plan are fixed; leave `mode` and its limits out";
+            Err(Fault::at(&field.node.origin, message))
+        }
+        None => Ok(config),
+    }
 }
 
 /// The number of a model.

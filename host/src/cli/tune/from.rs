@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use tokenrouter_batching::connected::connected;
 use tokenrouter_batching::system::interpolate;
 use tokenrouter_batching::{Model, System};
 
@@ -15,8 +16,10 @@ struct Bench {
 
 #[derive(Debug, Deserialize)]
 struct Load {
-    /// Where requests begin: the first model if it is not said.
+    /// Where most requests begin: the first model if it is not said.
     entry: Option<usize>,
+    /// By model: requests that began there. `None`: all at the entry.
+    begun: Option<Vec<u64>>,
     handoffs: u64,
     models: Vec<Loaded>,
     /// `[from][to]`: steps, and the tokens that they committed. Servers do not tell the second.
@@ -46,17 +49,25 @@ struct ByBatch {
 /// What was measured.
 #[derive(Debug, PartialEq)]
 pub struct Measured {
-    pub models: Vec<Model>,
+    /// Those whose step times are known.
+    models: Vec<Model>,
     /// Where steps lead, and what they write. `None`: it was not told apart for more than two models.
     routes: Option<Routes>,
+    /// One line for each model without step times.
+    without_times: Vec<String>,
 }
 
+/// Among some of the models.
 #[derive(Debug, PartialEq)]
 struct Routes {
+    members: Vec<usize>,
     entry: usize,
     routing: Vec<Vec<f64>>,
     commits: Vec<Vec<f64>>,
 }
+
+/// What is to be tuned, and a line for each model with steps that is not in it.
+pub type WithNotes<T> = (T, Vec<String>);
 
 /// From the JSON of a load on a route, or of a server. Errors are one line, without the file's name.
 pub fn measured(text: &str) -> Result<Measured, String> {
@@ -65,28 +76,43 @@ pub fn measured(text: &str) -> Result<Measured, String> {
         return Err("loads: there are none; give the JSON of `tokenrouter bench CONFIG --route …`".into());
     };
     let of = |model: usize| bench.loads.iter().filter_map(move |load| load.models.get(model));
+    let (mut timed, mut models, mut without_times) = (Vec::new(), Vec::new(), Vec::new());
     // A server may have models that no request comes to.
-    let members: Vec<usize> = (0..first.models.len()).filter(|&model| of(model).any(|m| m.steps > 0)).collect();
-    if members.is_empty() {
-        return Err("loads: no model ran a step; measure under load".into());
-    }
-    let mut models = Vec::new();
-    for &index in &members {
-        let (name, step_ms) = (&first.models[index].name, by_batch(of(index).flat_map(|model| &model.steps_by_batch)));
+    for (index, Loaded { name, .. }) in first.models.iter().enumerate().filter(|(i, _)| of(*i).any(|m| m.steps > 0)) {
+        let step_ms = by_batch(of(index).flat_map(|model| &model.steps_by_batch));
         if step_ms.is_empty() {
-            return Err(format!("loads: {name} has no steps_by_batch: it computed prompts only, or bench is too old"));
+            without_times.push(format!("{name} has no steps_by_batch: it computed prompts only, or bench is too old"));
+        } else {
+            timed.push(index);
+            models.push(Model::new(name.clone(), step_ms));
         }
-        models.push(Model::new(name.clone(), step_ms));
     }
-    let routes = transitions(&bench.loads, &members).or_else(|| handoffs(&bench.loads, &members));
-    Ok(Measured { models, routes })
+    if models.is_empty() {
+        let message = without_times.into_iter().next();
+        return Err(format!("loads: {}", message.unwrap_or("no model ran a step; measure under load".into())));
+    }
+    let routes = transitions(&bench.loads, &timed).or_else(|| handoffs(&bench.loads, &timed));
+    Ok(Measured { models, routes, without_times })
 }
 
 impl Measured {
-    /// With the routes that were measured.
-    pub fn system(self) -> Option<System> {
-        let Routes { entry, routing, commits } = self.routes?;
-        Some(System { routing, commits, models: self.models, sigma: Vec::new(), entry })
+    /// All models whose step times are known, without routes.
+    pub fn models(&self) -> WithNotes<Vec<Model>> {
+        (self.models.clone(), self.without_times.clone())
+    }
+
+    /// With the routes that were measured, of the models among which requests go round.
+    pub fn system(self) -> Option<WithNotes<System>> {
+        let Routes { members, entry, routing, commits } = self.routes?;
+        let (mut models, mut notes) = (Vec::new(), self.without_times);
+        for (place, model) in self.models.into_iter().enumerate() {
+            if members.contains(&place) {
+                models.push(model);
+            } else {
+                notes.push(format!("no requests go round between {} and the others", model.name));
+            }
+        }
+        Some((System { routing, commits, models, sigma: Vec::new(), entry }, notes))
     }
 }
 
@@ -96,45 +122,64 @@ fn ends(loads: &[Load], model: usize) -> f64 {
     models.map(|model| model.steps as f64 * model.mean_batch).sum()
 }
 
-/// Tokens that a step of a model writes for each request.
-fn gain(loads: &[Load], model: usize) -> f64 {
-    let models = loads.iter().filter_map(|load| load.models.get(model));
-    models.map(|model| model.tokens).sum::<u64>() as f64 / ends(loads, model)
+/// Tokens that a model wrote.
+fn tokens(loads: &[Load], model: usize) -> f64 {
+    loads.iter().filter_map(|load| load.models.get(model)).map(|model| model.tokens).sum::<u64>() as f64
 }
 
 /// Where every load tells transitions: from them. Where requests end, others begin.
-fn transitions(loads: &[Load], members: &[usize]) -> Option<Routes> {
-    let entry = loads.first()?.entry.unwrap_or(0);
-    let entry = members.iter().position(|member| *member == entry)?;
+fn transitions(loads: &[Load], timed: &[usize]) -> Option<Routes> {
     let sum = |of: &dyn Fn(&Load) -> Option<u64>| -> Option<f64> {
         loads.iter().map(of).sum::<Option<u64>>().map(|sum| sum as f64)
     };
     let cell = |cells: &Option<Vec<Vec<u64>>>, from: usize, to: usize| cells.as_ref()?.get(from)?.get(to).copied();
-    let (mut routing, mut commits) = (Vec::new(), Vec::new());
-    for &from in members {
-        let steps = |&to: &usize| sum(&|load| cell(&load.transitions, from, to));
-        let steps: Vec<f64> = members.iter().map(steps).collect::<Option<_>>()?;
-        let tokens = |(place, &to): (usize, &usize)| match sum(&|load| cell(&load.commits, from, to)) {
-            Some(tokens) if steps[place] > 0.0 => tokens / steps[place],
+    let entry = loads.first()?.entry.unwrap_or(0);
+    let count = loads.first()?.models.len();
+    let begun = |model: usize| sum(&|load| load.begun.as_ref()?.get(model).copied());
+    let begun: Option<Vec<f64>> = (0..count).map(begun).collect();
+    let begun = begun.filter(|begun| begun.iter().any(|begun| *begun > 0.0));
+    let begun = begun.unwrap_or_else(|| (0..count).map(|model| f64::from(u8::from(model == entry))).collect());
+    let all_begun: f64 = begun.iter().sum();
+    let (mut counts, mut commits) = (Vec::new(), Vec::new());
+    for &from in timed {
+        let steps = |to: usize| sum(&|load| cell(&load.transitions, from, to));
+        let steps: Vec<f64> = (0..count).map(steps).collect::<Option<_>>()?;
+        let last = sum(&|load| load.last_steps.as_ref()?.get(from).copied())?;
+        let gain = tokens(loads, from) / (steps.iter().sum::<f64>() + last).max(1.0);
+        let written = |&to: &usize| match sum(&|load| cell(&load.commits, from, to)) {
+            Some(tokens) if steps[to] > 0.0 => tokens / steps[to],
             Some(_) => 0.0,
-            None => gain(loads, from),
+            None => gain,
         };
-        commits.push(members.iter().enumerate().map(tokens).collect());
-        let mut steps = steps;
-        steps[entry] += sum(&|load| load.last_steps.as_ref()?.get(from).copied())?;
-        let all: f64 = steps.iter().sum();
-        routing.push(steps.into_iter().map(|steps| if all > 0.0 { steps / all } else { 0.0 }).collect());
+        commits.push(timed.iter().map(written).collect::<Vec<f64>>());
+        let onward = |&to: &usize| steps[to] + last * begun[to] / all_begun;
+        counts.push(timed.iter().map(onward).collect::<Vec<f64>>());
     }
-    Some(Routes { entry, routing, commits })
+    let members = connected(&counts);
+    let among = |rows: &[Vec<f64>]| -> Vec<Vec<f64>> {
+        members.iter().map(|&from| members.iter().map(|&to| rows[from][to]).collect()).collect()
+    };
+    let mut routing = among(&counts);
+    for row in &mut routing {
+        let all: f64 = row.iter().sum();
+        row.iter_mut().for_each(|steps| *steps /= all);
+    }
+    // Where most begin, of those that are there.
+    let entry = (0..members.len()).rev().max_by(|a, b| {
+        let begun = |place: &usize| begun[timed[members[*place]]];
+        begun(a).total_cmp(&begun(b))
+    })?;
+    Some(Routes { entry, routing, commits: among(&commits), members })
 }
 
 /// Two models: every request that leaves one comes back to it, but for what its last visit leaves open.
-fn handoffs(loads: &[Load], members: &[usize]) -> Option<Routes> {
-    let &[first, second] = members else { return None };
+fn handoffs(loads: &[Load], timed: &[usize]) -> Option<Routes> {
+    let &[first, second] = timed else { return None };
     let each = loads.iter().map(|load| load.handoffs).sum::<u64>() as f64 / 2.0;
     let [there, back] = [first, second].map(|model| (each / ends(loads, model)).min(1.0));
     let routing = vec![vec![1.0 - there, there], vec![back, 1.0 - back]];
-    Some(Routes { entry: 0, routing, commits: [first, second].map(|model| vec![gain(loads, model); 2]).to_vec() })
+    let commits = [first, second].map(|model| vec![tokens(loads, model) / ends(loads, model); 2]).to_vec();
+    Some(Routes { members: vec![0, 1], entry: 0, routing, commits })
 }
 
 /// Milliseconds for each batch size up to the largest one seen: the mean over the steps of all loads. A median would
@@ -174,7 +219,7 @@ mod tests {
                 model("s", 50, 2.0, json!([by(1, 8.0, 100), by(3, 9.0, 1)])), model("l", 35, 1.0, json!([by(4, 30.0, 1)])),
             ]},
         ]});
-        let system = measured(&text.to_string()).unwrap().system().unwrap();
+        let system = measured(&text.to_string()).unwrap().system().unwrap().0;
         assert_eq!(system.models[0].step_ms, [7.0, 8.0, 9.0]);
         assert_eq!(system.models[1].step_ms, [20.0, 20.0, 25.0, 30.0]);
         assert_eq!((&system.routing[..], system.entry), (&[vec![0.65, 0.35], vec![1.0, 0.0]][..], 0));
@@ -194,12 +239,49 @@ mod tests {
             "transitions": [[5, 0, 3, 2], [0, 0, 0, 0], [8, 0, 2, 0], [4, 0, 0, 0]],
             "last_steps": [0, 0, 0, 4],
         });
-        let system = |load: &Value| measured(&json!({"loads": [load]}).to_string()).unwrap().system().unwrap();
+        let system = |load: &Value| measured(&json!({"loads": [load]}).to_string()).unwrap().system().unwrap().0;
         let told = system(&load);
         assert_eq!(told.routing, [[0.5, 0.3, 0.2], [0.8, 0.2, 0.0], [0.5, 0.5, 0.0]]);
-        assert_eq!((told.entry, told.models[2].name.as_str(), &told.commits[2]), (1, "c", &vec![0.5; 3]));
+        assert_eq!((told.entry, told.models[2].name.as_str(), &told.commits[2]), (1, "c", &vec![1.25; 3]));
         load["commits"] = json!([[5, 0, 0, 1], [0, 0, 0, 0], [8, 0, 6, 0], [4, 0, 0, 0]]);
         assert_eq!(system(&load).commits, [[1.0, 0.0, 0.5], [1.0, 3.0, 0.0], [1.0, 0.0, 0.0]]);
+    }
+
+    /// A server with a route of two, a bare model, one that computed prompts only, and one that was never left.
+    #[test]
+    fn requests_of_a_server_begin_where_they_did() {
+        let models = ["s", "l", "bare", "prompts", "stuck"].map(|name| match name {
+            "prompts" => model(name, 3, 2.0, json!([])),
+            _ => model(name, 90, 3.0, json!([by(2, 5.0, 10)])),
+        });
+        let mut load = json!({
+            "entry": 0,
+            "begun": [30, 0, 10, 0, 1],
+            "handoffs": 80,
+            "models": models,
+            "transitions": [[100, 40, 0, 0, 0], [40, 0, 0, 0, 0], [0, 0, 50, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 70]],
+            "last_steps": [40, 0, 10, 0, 0],
+        });
+        let of = |load: &Value| measured(&json!({"loads": [load]}).to_string()).unwrap();
+        let (system, notes) = of(&load).system().unwrap();
+        let names: Vec<&str> = system.models.iter().map(|model| model.name.as_str()).collect();
+        assert_eq!((&names[..], system.entry), (&["s", "l", "bare"][..], 0));
+        assert_eq!(
+            notes,
+            [
+                "prompts has no steps_by_batch: it computed prompts only, or bench is too old",
+                "no requests go round between stuck and the others",
+            ]
+        );
+        // 40 of 180 end, and a quarter of those that begin do so at the bare model.
+        let system = system.checked().unwrap();
+        assert!((system.routing[0][2] - 10.0 / 180.0).abs() < 2e-3, "{:?}", system.routing);
+        assert_eq!((system.routing[1][0], system.routing[2][1]), (1.0, 0.0));
+        // 90 tokens of 180 evaluations, prompts or not.
+        assert_eq!(system.commits[0], [0.5; 3]);
+        assert_eq!(of(&load).models().0.len(), 4);
+        load["begun"] = Value::Null;
+        assert_eq!(of(&load).system().unwrap().0.len(), 2);
     }
 
     #[test]

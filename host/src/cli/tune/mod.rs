@@ -6,7 +6,7 @@ mod input;
 mod plot;
 mod report;
 
-use std::io::{IsTerminal, Read};
+use std::io::{IsTerminal, Read, Write};
 use std::path::Path;
 
 use hyper::Method;
@@ -83,14 +83,20 @@ fn system(arguments: &Tune) -> Result<System, Failure> {
     } else if let Some(file) = &arguments.from {
         let measured =
             from::measured(&measurement(file)?).map_err(|e| Failure::input(format!("{}: {e}", file.display())))?;
-        match (routed(arguments, measured.models.clone()), measured.system()) {
-            (Some(system), _) => system?,
+        let (models, notes) = measured.models();
+        let (system, notes) = match (routed(arguments, models), measured.system()) {
+            (Some(system), _) => (system?, notes),
             (None, Some(system)) => system,
             (None, None) => {
                 let message = "does not tell where steps lead; give --route for each model";
                 return Err(Failure::input(format!("{}: {message}", file.display())));
             }
+        };
+        for note in notes {
+            // Who does not read it sees which models there are in the answer.
+            let _ = writeln!(std::io::stderr(), "{}: left out: {note}", file.display());
         }
+        system
     } else {
         let times = arguments.times.iter().map(|times| times.0.clone());
         let models = names(arguments)?.into_iter().zip(times).map(|(name, times)| Model::new(name, times));

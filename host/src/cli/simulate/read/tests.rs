@@ -130,6 +130,11 @@ fn impossible_plans_get_one_line() {
             "[batching]\nschedule = 'lazy'\n[simulation]\n",
             "p.toml:2: batching.schedule = \"lazy\": must be \"delayed\", \"eager\", \"model-sync\" or \"step-sync\"",
         ),
+        (
+            "[simulation]\n",
+            "[batching]\nmode = 'online'\np99_tpot_ms = 9\n[simulation]\n",
+            "p.toml:1: [batching]: mode = \"online\": ladders of a plan are fixed; leave `mode` and its limits out",
+        ),
     ] {
         let text = format!("{SIMULATION}{MODELS}").replacen(was, instead, 1);
         assert_eq!(parse(&text).unwrap_err(), message, "{text}");
