@@ -49,9 +49,8 @@ fn tell(file: &mut File, line: &Line) -> std::io::Result<()> {
 }
 
 fn check(arguments: &Check, file: &mut File) -> std::io::Result<()> {
-    if arguments.from == 0 {
-        tell(file, &Line::Begins(0))?;
-    }
+    // Loading counts to the check that it is for.
+    tell(file, &Line::Begins(arguments.from))?;
     let loaded = Plugin::load(&arguments.file, None);
     if arguments.from == 0 {
         let finding = match &loaded {
