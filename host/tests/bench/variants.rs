@@ -72,7 +72,8 @@ fn variants_are_compared() {
 fn an_ablation_has_a_row_for_each_step() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out.json");
-    let load = [&RANDOM[..3], &["--output-len", "48", "--input-len", "8", "--requests", "3", "--total", "3"]].concat();
+    // Long enough that the large model runs several steps of some size, whatever falls together.
+    let load = [&RANDOM[..3], &["--output-len", "240", "--input-len", "8", "--requests", "3", "--total", "3"]].concat();
     let more = ["--ablation", "--rounds", "1", "--json", file.to_str().unwrap()];
     for (ladder, told, thresholds) in
         [("1,1,2", "is that of the configuration", Some(&[1, 1, 2])), ("1", "is tuned from the row before it", None)]
