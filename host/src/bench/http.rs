@@ -44,6 +44,11 @@ impl Client {
             None => return Err(fault("has no scheme")),
         }
         let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(|| fault("has no host"))?;
+        // A port that is no number is not told apart from none.
+        let port = uri.authority().and_then(|authority| authority.as_str().strip_prefix(host));
+        if port.is_some_and(|port| !port.is_empty()) && uri.port_u16().is_none() {
+            return Err(fault("has a port that is none"));
+        }
         if uri.query().is_some() {
             return Err(fault("has a query"));
         }
@@ -175,6 +180,7 @@ mod tests {
             ("localhost:30000", "has no scheme; give http://HOST:PORT"),
             ("https://h", "has the scheme https"),
             ("http://h?x=1", "has a query"),
+            ("http://h:99999", "has a port that is none; give http://HOST:PORT"),
             ("h", "has no scheme"),
             ("http://h h", "is no URL"),
         ] {

@@ -72,8 +72,8 @@ pub struct Status {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
     pub ladders: Ladders,
-    /// For the log: from what to what, and why.
-    pub line: String,
+    /// For the log: from what to what, and why; `None` where no number of requests has other thresholds.
+    pub line: Option<String>,
 }
 
 /// Chooses ladders for the models of one server.
@@ -103,16 +103,16 @@ impl Tuner {
         self.online.set_ladders(&before)?;
         let choice = self.online.choose(now, self.sums.add(reading.observed));
         let Some(Choice { ladders, reason }) = choice else { return Ok(None) };
-        self.changes += 1;
         let line = self.line(&before, &ladders, reading.live.max(1), &reason);
+        self.changes += u64::from(line.is_some());
         Ok(Some(Change { ladders, line }))
     }
 
     /// At the number of requests nearest to `live` for which thresholds are others.
-    fn line(&self, before: &Ladders, ladders: &Ladders, live: usize, reason: &Reason) -> String {
+    fn line(&self, before: &Ladders, ladders: &Ladders, live: usize, reason: &Reason) -> Option<String> {
         let most = before.iter().chain(ladders).map(Vec::len).fold(live, usize::max);
         let differ = |requests: &usize| thresholds(before, *requests) != thresholds(ladders, *requests);
-        let changed = (1..=most).filter(differ).min_by_key(|requests| requests.abs_diff(live)).unwrap_or(live);
+        let changed = (1..=most).filter(differ).min_by_key(|requests| requests.abs_diff(live))?;
         let join = |b: Vec<u32>| b.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         let (old, new) = (join(thresholds(before, changed)), join(thresholds(ladders, changed)));
         let same = if changed == live { String::new() } else { format!("; the same for {live}, as now") };
@@ -123,7 +123,7 @@ impl Tuner {
                 format!("{why}: {:+.1} % predicted for {requests} requests", 100.0 * gain)
             }
         };
-        format!("min_batch of {names} for {changed} requests: {old} -> {new}{same} ({why})")
+        Some(format!("min_batch of {names} for {changed} requests: {old} -> {new}{same} ({why})"))
     }
 
     pub fn status(&self) -> Status {

@@ -194,12 +194,17 @@ fn the_line_tells_of_what_has_changed() {
     let ladders = |large: &[u32]| vec![vec![1], large.to_vec()];
     let (tuner, thin) = (tuner(&ladders(&[1])), Reason::Thin);
     let line = |live| tuner.line(&ladders(&[1, 2, 2, 2]), &ladders(&[1, 2, 3, 4]), live, &thin);
-    assert_eq!(line(4), "min_batch of small, large for 4 requests: 1, 2 -> 1, 4 (too little was seen: as configured)");
     assert_eq!(
-        line(1),
+        line(4).unwrap(),
+        "min_batch of small, large for 4 requests: 1, 2 -> 1, 4 (too little was seen: as configured)"
+    );
+    assert_eq!(
+        line(1).unwrap(),
         "min_batch of small, large for 3 requests: 1, 2 -> 1, 3; the same for 1, as now (too little was seen: as \
          configured)"
     );
+    // Ladders of other lengths with the same thresholds.
+    assert_eq!(tuner.line(&ladders(&[1, 2, 2]), &ladders(&[1, 2]), 2, &thin), None);
 }
 
 /// The next turn starts from those in force.
@@ -228,7 +233,8 @@ fn ladders_that_were_not_put_in_force_are_chosen_again() {
     let first = turn(1, 350, &eager).unwrap().unwrap();
     assert_ne!(first.ladders, eager);
     let second = turn(2, 100, &eager).unwrap().unwrap();
-    assert!(second.line.contains(": 1, 1 -> "), "{}", second.line);
+    let line = second.line.unwrap();
+    assert!(line.contains(": 1, 1 -> "), "{line}");
     assert!(matches!(turn(3, 100, &vec![vec![1]]), Err(Fault::Count { given: 1, wanted: 2, .. })));
 }
 

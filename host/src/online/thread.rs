@@ -74,7 +74,7 @@ impl Thread {
                 }
                 if let Some(Change { ladders, line }) = change {
                     match source.set_ladders(ladders) {
-                        Ok(()) => tracing::info!("{line}"),
+                        Ok(()) => line.into_iter().for_each(|line| tracing::info!("{line}")),
                         Err(error) => tracing::error!("ladders were not replaced: {error}"),
                     }
                 }

@@ -14,6 +14,9 @@ use tokenrouter_plugin_api::{
     Acceptance, Context, Decision, Handoff, ModelIndex, PeerView, Policy, RequestView, Requirements, RouteBatch, Slot,
 };
 
+/// Characters of a plugin's message that are kept.
+const MAX_SAID: usize = 1000;
+
 /// A hook that failed. The instance must not be called again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("policy `{plugin}` failed in {hook}: {message}")]
@@ -55,6 +58,16 @@ impl<P> Default for Linked<P> {
 struct LinkedInstance<P> {
     policy: P,
     requirements: Requirements,
+}
+
+/// What a plugin says, for logs and terminals: of bounded length, without control characters but ends of lines.
+fn said(text: &str) -> String {
+    let shown = |c: char| if c.is_control() && c != '\n' { c.escape_default().collect() } else { c.to_string() };
+    let mut line: String = text.chars().take(MAX_SAID).map(shown).collect();
+    if text.chars().nth(MAX_SAID).is_some() {
+        line.push('…');
+    }
+    line
 }
 
 /// Run `body`; a panic becomes a [`PolicyFailure`] that names `hook`.
@@ -105,5 +118,16 @@ impl<P: Policy> PolicyInstance for LinkedInstance<P> {
     }
     fn finished(&mut self, slot: Slot) -> Result<(), PolicyFailure> {
         guarded(P::NAME, "finished", || self.policy.finished(slot))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_plugin_says_is_bounded() {
+        assert_eq!(said("left: 1\n\x1b[31m"), "left: 1\n\\u{1b}[31m");
+        assert_eq!((said(&"x".repeat(1000)).len(), said(&"x".repeat(1001)).chars().count()), (1000, 1001));
     }
 }

@@ -162,9 +162,10 @@ fn routed(arguments: &Tune, models: Vec<Model>) -> Option<Result<System, Failure
 
 /// The text of `--from`: of a file, or of a server that runs.
 fn measurement(from: &Path) -> Result<String, Failure> {
-    let Some(url) = from.to_str().filter(|from| from.starts_with("http://")) else { return read(from) };
+    let is_url = |from: &&str| from.starts_with("http://") || from.starts_with("https://");
+    let Some(url) = from.to_str().filter(is_url) else { return read(from) };
     let fault = |e: String| Failure::input(format!("--from {url}: {e}"));
-    let client = Client::new(url, None).map_err(fault)?;
+    let client = Client::new(url.trim_end_matches("/metrics/steps"), None).map_err(fault)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::work)?;
     let body = runtime.block_on(async { client.send(Method::GET, "/metrics/steps", None).await?.whole().await });
     String::from_utf8(body.map_err(fault)?).map_err(|e| fault(e.to_string()))
@@ -288,6 +289,8 @@ mod tests {
         let error = fault(&["--from", &url]);
         assert!(error.starts_with(&url) && error.contains("loads: there are none"), "{error}");
         assert!(server.join().unwrap().starts_with("GET /metrics/steps "));
+        let error = fault(&["--from", "https://h"]);
+        assert!(error.contains("has the scheme https, which is not supported"), "{error}");
         let error = fault(&["--from", "http://127.0.0.1:1"]);
         assert!(error.starts_with("--from http://127.0.0.1:1: 127.0.0.1:1: cannot connect"), "{error}");
     }

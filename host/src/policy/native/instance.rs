@@ -5,7 +5,7 @@ use tokenrouter_plugin_api::{
     Acceptance, Context, Decision, Handoff, ModelIndex, PeerView, RequestView, Requirements, RouteBatch, Slot,
 };
 
-use crate::policy::{PolicyFailure, PolicyInstance};
+use crate::policy::{PolicyFailure, PolicyInstance, said};
 
 pub(super) struct NativeInstance {
     plugin: String,
@@ -22,7 +22,8 @@ impl NativeInstance {
         context: &Context<'_>,
         settings: &str,
     ) -> Result<Self, PolicyFailure> {
-        let failure = |hook| move |message| PolicyFailure { plugin: plugin.to_owned(), hook, message };
+        let failure =
+            |hook| move |message: String| PolicyFailure { plugin: plugin.to_owned(), hook, message: said(&message) };
         let mut instance = library.create(context, settings).map_err(failure("create"))?;
         let requirements = instance.requirements().map_err(failure("requirements"))?;
         Ok(Self { plugin: plugin.to_owned(), instance, requirements, failed: false })
@@ -40,7 +41,7 @@ impl NativeInstance {
         };
         result.map_err(|message| {
             self.failed = true;
-            PolicyFailure { plugin: self.plugin.clone(), hook, message }
+            PolicyFailure { plugin: self.plugin.clone(), hook, message: said(&message) }
         })
     }
 }

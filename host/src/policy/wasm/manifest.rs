@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 
-use serde::Deserialize;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use tokenrouter_plugin_api::SignalSet;
 
@@ -71,7 +72,34 @@ struct Written {
     #[serde(default)]
     signals: Vec<String>,
     #[serde(default)]
-    settings: Map<String, Value>,
+    settings: Ordered,
+}
+
+/// An object in its order, in which each key stands once.
+#[derive(Default)]
+struct Ordered(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Ordered {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Ordered;
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("an object of settings")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Ordered, A::Error> {
+                let mut entries: Vec<(String, Value)> = Vec::new();
+                while let Some((name, schema)) = map.next_entry::<String, Value>()? {
+                    if entries.iter().any(|(known, _)| *known == name) {
+                        return Err(A::Error::custom(format!("duplicate setting `{name}`")));
+                    }
+                    entries.push((name, schema));
+                }
+                Ok(Ordered(entries))
+            }
+        }
+        deserializer.deserialize_map(Entries)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -153,10 +181,10 @@ impl Manifest {
             let wanted = "the signals are entropy, entropy_norm, top1_prob, margin, logsumexp and candidate_prob";
             signals = signals | known.ok_or_else(|| fault("signals", name, wanted))?.1;
         }
-        if written.settings.len() > MAX_SETTINGS {
-            return Err(fault("settings", written.settings.len(), "use at most 32"));
+        if written.settings.0.len() > MAX_SETTINGS {
+            return Err(fault("settings", written.settings.0.len(), "use at most 32"));
         }
-        let settings = written.settings.into_iter().map(|(name, schema)| Setting::new(name, schema));
+        let settings = written.settings.0.into_iter().map(|(name, schema)| Setting::new(name, schema));
         Ok(Self {
             name: written.name,
             version: written.version,
@@ -210,6 +238,9 @@ impl Setting {
             serde_json::from_value(schema.clone()).map_err(|e| fault(&place, e.to_string(), form))?;
         if matches!(written.kind, Kind::Boolean) && (written.minimum.is_some() || written.maximum.is_some()) {
             return Err(fault(place, &schema, "a boolean has no `minimum` and no `maximum`"));
+        }
+        if written.minimum.zip(written.maximum).is_some_and(|(least, most)| least > most) {
+            return Err(fault(place, &schema, "no number is between this `minimum` and this `maximum`"));
         }
         let default = written.default.as_ref().map(|value| {
             let right = match written.kind {
@@ -282,6 +313,14 @@ mod tests {
             (r#", "settings": {"a": {"type": "number", "$ref": "http://x"}}"#.to_owned(), "unknown field `$ref`"),
             (r#", "settings": {"a": {"type": "number", "pattern": "(a+)+"}}"#.to_owned(), "unknown field `pattern`"),
             (r#", "settings": {"a": {"type": "boolean", "minimum": 1}}"#.to_owned(), "a boolean has no `minimum`"),
+            (
+                r#", "settings": {"a": {"type": "number", "minimum": 1, "maximum": 0}}"#.to_owned(),
+                "no number is between",
+            ),
+            (
+                r#", "settings": {"a": {"type": "number"}, "a": {"type": "integer"}}"#.to_owned(),
+                "duplicate setting `a`",
+            ),
             (
                 r#", "settings": {"a": {"type": "number", "maximum": 1, "default": 2}}"#.to_owned(),
                 "settings/a/default = ",
