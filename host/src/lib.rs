@@ -11,6 +11,8 @@ pub mod cli;
 pub mod config;
 pub mod engine;
 pub mod eval;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod online;
 pub mod policy;
 pub mod record;

@@ -174,6 +174,12 @@ impl ModelConfig {
         Ok(config)
     }
 
+    /// From the text of `config.json` alone.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn from_json(text: &[u8], context: Option<u32>) -> Result<Self, String> {
+        Self::check(json::parse_json(text)?, context)
+    }
+
     fn check(raw: Raw, context: Option<u32>) -> Result<Self, String> {
         let architecture = architecture(raw.architectures.as_deref().unwrap_or_default())?;
         match raw.hidden_act.as_deref() {
