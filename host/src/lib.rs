@@ -14,6 +14,7 @@ pub mod eval;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod online;
+mod plain;
 pub mod policy;
 pub mod record;
 pub mod request;

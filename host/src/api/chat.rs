@@ -29,7 +29,8 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
 
 async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let route = state.route(&mut fields)?;
-    let Asked { generation, streaming, return_routing, messages, template } = Asked::read(fields, &route, &state.warned)?;
+    let Asked { generation, streaming, return_routing, messages, template } =
+        Asked::read(fields, &route, &state.warned)?;
     let prompt = state.text_work.chat(&route, messages, template).await?;
     let options = Options { default_max_tokens: None, return_signals: return_routing, prompt_field: "messages" };
     let run = Run::start(&state, &route, vec![prompt], &generation, options)?;

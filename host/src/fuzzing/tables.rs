@@ -40,7 +40,7 @@ pub fn plan_toml(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let (text, file) = text.split_once('\0').unwrap_or((text, ""));
     if let Err(fault) = read::plan(text, &|_| Ok(file.to_owned())) {
-        one_line(&fault.message);
+        one_line(&fault.in_file("plan.toml").to_string());
     }
     match input::described(text) {
         Ok(system) => checked(system),
