@@ -36,7 +36,7 @@ pub(crate) fn read(body: &[u8], text: &Arc<ModelText>) -> [Result<Read, ApiError
     let chat = || {
         let asked = chat::Asked::read(fields()?, &route, &warned)?;
         let rendered = text.render_chat(asked.messages, asked.template, UNIX_EPOCH);
-        let rendered = rendered.map_or_else(|| Ok(String::new()), |rendered| rendered);
+        let rendered = rendered.unwrap_or_else(|| Ok(String::new()));
         let rendered = rendered.map_err(|e| ApiError::value("messages", e.to_string()))?;
         let prompt = text.encode_chat(&rendered).map_err(|e| ApiError::value("messages", e.to_string()))?;
         Ok(Read { generation: asked.generation, prompts: vec![prompt] })

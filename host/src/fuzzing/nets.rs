@@ -155,7 +155,7 @@ fn op(kind: u8, argument: u8) -> Op {
         0 => Op::Hidden { back: u32::from(argument % 18) },
         1 => Op::TopLogits { count: low.into(), back: high.into() },
         2 => Op::TokenEmbedding,
-        3 => Op::Embedding { weight: if argument % 4 == 0 { matrix } else { "table".into() } },
+        3 => Op::Embedding { weight: if argument.is_multiple_of(4) { matrix } else { "table".into() } },
         4 => Op::Row { tensor: matrix, row: low.into() },
         5 => Op::Linear { weight: matrix, bias: None },
         6 => Op::Linear { weight: matrix, bias: Some(vector) },

@@ -105,7 +105,7 @@ pub fn model_config(bytes: &[u8]) {
                 assert!(frequencies.iter().all(|f| f.is_finite() && *f >= 0.0), "{frequencies:?}");
                 one_line(&config.describe());
             }
-            Err(error) => one_line(&error),
+            Err(error) => one_line(&error.to_string()),
         }
     }
 }

@@ -66,9 +66,13 @@ pub fn text_tokens(bytes: &[u8]) {
         assert_eq!(pieces.concat(), model.tokenizer.decode(&ids));
         pieces
     });
-    // Special tokens are no part of the text.
     let back = pieces.concat();
-    assert!(text.contains("<|") || back == text, "{text:?} came back as {back:?}");
+    let again = with_text(|model| model.tokenizer.encode(&back).map(|ids| model.tokenizer.decode(&ids)));
+    // Special tokens are no part of the text, and the tokenizer normalises what is not ASCII (NFC).
+    if !text.contains("<|") {
+        assert!(!text.is_ascii() || back == text, "{text:?} came back as {back:?}");
+        assert_eq!(again.as_ref(), Ok(&back), "{text:?}");
+    }
     let stops: Vec<String> = stops.split('\0').filter(|stop| !stop.is_empty()).map(str::to_owned).take(16).collect();
     for include in [false, true] {
         let run = |pieces: &[&str]| {

@@ -42,6 +42,12 @@ mod tests {
     use super::parse_json;
 
     #[test]
+    fn keys_stay_on_one_line() {
+        let error = super::super::ModelConfig::from_json(b"{\"a\\tb\x7f\": @}", None).unwrap_err().to_string();
+        assert!(error.starts_with(r"config.json: `a\tb\u{7f}`: expected value"), "{error}");
+    }
+
+    #[test]
     fn errors_of_json_name_the_key() {
         let error = |text: &str| parse_json::<Raw>(text.as_bytes()).err().unwrap();
         for (text, parts) in [
