@@ -6,6 +6,8 @@ mod chat;
 mod choice;
 mod completions;
 mod error;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzed;
 mod generate;
 mod health;
 mod http;

@@ -65,7 +65,8 @@ pub fn check(path: &Path, pin: Option<&str>) -> Result<Checked, GateError> {
     Ok(Checked { bytes, metadata, sha256 })
 }
 
-fn check_elf(bytes: &[u8]) -> Result<Metadata, GateError> {
+/// What is checked of a file's content.
+pub fn check_elf(bytes: &[u8]) -> Result<Metadata, GateError> {
     let size = bytes.len() as u64;
     let within = |part: &'static str, at: u64, length: u64| match at.checked_add(length) {
         Some(end) if end <= size => Ok(()),

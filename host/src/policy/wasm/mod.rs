@@ -4,12 +4,12 @@
 //! compiled, [`compile`] how, [`guest`] bounds each call, [`layout`] is the block that both sides share.
 //! The ABI is described in docs/policies.md.
 
-mod compile;
+pub(crate) mod compile;
 mod gate;
 mod guest;
 mod instance;
 mod layout;
-mod manifest;
+pub(crate) mod manifest;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
