@@ -1,7 +1,12 @@
 //! Plugins that end their process, or would.
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use tokenrouter::policy::wasm::WasmPlugin;
 
 use crate::support::built;
 
@@ -58,5 +63,108 @@ fn case_11_a_plugin_that_ends_its_process_is_found_before_it_serves() {
         // The table breaks long lines.
         let words = table.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(words.contains(&format!("the plugin ended the process {how}")), "{table}");
+    }
+}
+
+/// What a server would refuse, `plugin inspect` refuses.
+#[test]
+fn case_22_inspect_and_load_agree() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("p.wasm");
+    let with = |exports: &str| {
+        format!(
+            r#"(module (@custom "tokenrouter:policy" "{{\\"abi\\": 1, \\"name\\": \\"p\\", \\"version\\": \\"1\\"}}")
+                (memory (export "memory") 1) {exports}
+                (func (export "tr_route") (param i32) (result i32) (local.get 0)))"#
+        )
+    };
+    let block = |address: u32| format!(r#"(global (export "tr_block") i32 (i32.const {address}))"#);
+    for (exports, refused) in [
+        (block(0), None),
+        (block(60_000), Some("tr_block is 60000, but memory has 65536 bytes")),
+        (block(0) + r#"(func (export "tr_finished"))"#, Some("export `tr_finished` is not a function (i32)")),
+        (block(0) + r#"(func (export "tr_configure"))"#, Some("export `tr_configure` is not a function () -> i32")),
+    ] {
+        std::fs::write(&file, wat::parse_str(with(&exports)).unwrap()).unwrap();
+        let output = Command::new(built().join("tokenrouter")).args(["plugin", "inspect"]).arg(&file).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        let loaded = WasmPlugin::load(&file, None).err().map(|error| error.to_string());
+        assert_eq!(
+            (output.status.code(), loaded.is_some()),
+            (Some(if refused.is_some() { 2 } else { 0 }), refused.is_some())
+        );
+        assert!(refused.is_none_or(|text| error.contains(text) && loaded.unwrap().contains(text)), "{error}");
+    }
+}
+
+/// A loop without end ends a server that says so, with a line in the log that names all there is to name.
+#[test]
+fn case_15_a_server_may_end_itself() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("models/demo");
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("c.toml");
+    let text = format!(
+        "plugin_dirs = [{built:?}]
+        [server]
+        port = 0
+        abort_on_hung_plugin_s = 1.5
+        [models.small]
+        path = \"{models}/small\"
+        [routes.bad]
+        plugin = \"probe\"
+        models = [\"small\"]
+        on_error = \"disable_route\"
+        settings = {{ serve = true, panic = \"finished\" }}
+        [routes.loops]
+        plugin = \"probe\"
+        models = [\"small\"]
+        settings = {{ serve = true, end = \"hang\" }}
+        [routes.floods]
+        plugin = \"probe\"
+        models = [\"small\"]
+        settings = {{ serve = true, log_lines = 500 }}
+        ",
+        built = built().display().to_string(),
+        models = models.display()
+    );
+    std::fs::write(&config, text).unwrap();
+    let mut serve = Command::new(built().join("tokenrouter"));
+    serve.arg("serve").arg(&config).current_dir(dir.path()).env("NO_COLOR", "1").env_remove("RUST_LOG");
+    let mut server = serve.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let line = lines.find(|line| line.contains(" at http://")).expect("the server starts");
+    let address = line.rsplit_once("http://").unwrap().1.trim().to_owned();
+    let ask = |route: &str| {
+        let body = format!(r#"{{"model": "{route}", "prompt": "1", "max_tokens": 2}}"#);
+        let mut stream = TcpStream::connect(&address).unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "POST /v1/completions HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        // The one that hangs ends with the process.
+        BufReader::new(stream).lines().map_while(Result::ok).collect::<Vec<_>>().join("\n")
+    };
+    assert!(ask("bad").starts_with("HTTP/1.1 200"));
+    ask("loops");
+    let output = server.wait_with_output().unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.signal(), Some(6), "{log}");
+    let line =
+        |words: &str| log.lines().find(|line| line.contains(words)).unwrap_or_else(|| panic!("no {words}: {log}"));
+    // Once before anything is loaded, and once to serve.
+    let flood: Vec<&str> = log.lines().filter(|line| line.contains("route=\"floods\"")).collect();
+    assert_eq!(flood.len(), 2 * 101, "{log}");
+    assert!(flood.iter().all(|line| line.len() < 1400 && !line.contains('\x1b')), "{log}");
+    assert!(flood[100].contains("the rest is left out"), "{}", flood[100]);
+    let failed = line("the finished hook was told to panic");
+    assert!(failed.contains("the route takes no new requests"), "{failed}");
+    let (hangs, ends) = (line("a hook does not come back"), line("the process ends itself"));
+    for (line, route, hook) in [(failed, "bad", "finished"), (hangs, "loops", "route"), (ends, "loops", "route")] {
+        for field in [("plugin", "probe"), ("route", route), ("model", "small"), ("hook", hook)] {
+            let (name, value) = field;
+            assert!(line.contains(&format!("{name}=\"{value}\"")) && line.contains("step="), "{field:?}: {line}");
+        }
     }
 }

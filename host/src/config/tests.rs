@@ -350,7 +350,7 @@ fn messages_about_routes() {
             "routes.r.on_error = \"retry\": must be \"stay_local\", \"fail_request\" or \"disable_route\"",
         ),
         ("budget_us = 0", "routes.r.budget_us = 0: must be from 1 to 10000000"),
-        ("budget_us = 'fast'", "routes.r.budget_us = \"fast\": must be an integer"),
+        ("budget_us = 'fast'", "routes.r.budget_us = \"fast\": must be an integer, not a string"),
         ("sha256 = 'abc'", "routes.r.sha256 = \"abc\": must be 64 hexadecimal digits, as `sha256sum` prints them"),
         (
             "roles = { small = 'x' }",

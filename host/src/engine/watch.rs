@@ -11,6 +11,8 @@ use crate::policy::monitor::{Hung, Look, Monitors, Watchdog};
 
 /// Time between two looks.
 const PERIOD: Duration = Duration::from_millis(100);
+/// Before the process ends itself: the log is written by another thread.
+const LAST_LINE: Duration = Duration::from_millis(500);
 /// How often it is asked whether a thread has ended.
 const JOIN_PERIOD: Duration = Duration::from_millis(1);
 
@@ -38,6 +40,7 @@ pub(super) fn start(monitors: Arc<Monitors>) -> Result<Thread, StartError> {
             tell(&look);
             if let Some(hung) = monitors.fatal(&look.hung) {
                 log_abort(hung);
+                std::thread::sleep(LAST_LINE);
                 // Not an orderly end, which would wait for the hook.
                 std::process::abort();
             }

@@ -7,13 +7,18 @@ use super::{Hook, Names};
 /// Begins the line.
 const TITLE: [u8; 16] = *b"TOKENROUTER-IN: ";
 /// In place of a hook's name.
-const OUTSIDE: [u8; 8] = *b"--------";
+const OUTSIDE: u64 = u64::from_ne_bytes(*b"--------");
 const WHO: usize = 128;
 
-fn mark(hook: Hook) -> [u8; 8] {
-    let mut mark = [b' '; 8];
-    mark[..hook.name().len()].copy_from_slice(hook.name().as_bytes());
-    mark
+/// The hook's name, as it lies in memory.
+fn mark(hook: Hook) -> u64 {
+    u64::from_ne_bytes(match hook {
+        Hook::Entry => *b"entry   ",
+        Hook::Route => *b"route   ",
+        Hook::Send => *b"send    ",
+        Hook::Receive => *b"receive ",
+        Hook::Finished => *b"finished",
+    })
 }
 
 /// The first three fields are one line of text in memory, so that
@@ -37,8 +42,7 @@ impl Breadcrumb {
         let text = format!("of plugin {}, route {}, model {}", names.plugin, names.route, names.model);
         let mut who = [0; WHO];
         who.iter_mut().zip(text.bytes()).for_each(|(to, byte)| *to = byte);
-        let outside = AtomicU64::new(u64::from_ne_bytes(OUTSIDE));
-        Self { title: TITLE, hook: outside, who, calls: AtomicU64::new(0), step: AtomicU64::new(0) }
+        Self { title: TITLE, hook: AtomicU64::new(OUTSIDE), who, calls: AtomicU64::new(0), step: AtomicU64::new(0) }
     }
 
     /// The model's step that the calls from now on belong to.
@@ -52,18 +56,18 @@ impl Breadcrumb {
 
     pub fn enter(&self, hook: Hook) {
         self.calls.store(self.calls.load(Relaxed).wrapping_add(1), Relaxed);
-        self.hook.store(u64::from_ne_bytes(mark(hook)), Relaxed);
+        self.hook.store(mark(hook), Relaxed);
     }
 
     pub fn leave(&self) {
-        self.hook.store(u64::from_ne_bytes(OUTSIDE), Relaxed);
+        self.hook.store(OUTSIDE, Relaxed);
     }
 
     /// The hook that runs, and the number of its call.
     pub fn inside(&self) -> Option<(Hook, u64)> {
         let call = self.calls.load(Relaxed);
-        let mark_now = self.hook.load(Relaxed).to_ne_bytes();
-        Hook::ALL.into_iter().find(|hook| mark(*hook) == mark_now).map(|hook| (hook, call))
+        let now = self.hook.load(Relaxed);
+        Hook::ALL.into_iter().find(|hook| mark(*hook) == now).map(|hook| (hook, call))
     }
 }
 
@@ -80,7 +84,10 @@ mod tests {
         let names = Names { route: "r".into(), model: "x".repeat(200), plugin: "p".into() };
         let crumb = Breadcrumb::new(&names);
         assert!(crumb.who.starts_with(b"of plugin p, route r, model xxx"));
-        assert_eq!((&crumb.title, crumb.hook.load(Relaxed).to_ne_bytes()), (&TITLE, OUTSIDE));
+        assert_eq!((&crumb.title, crumb.hook.load(Relaxed)), (&TITLE, OUTSIDE));
+        for hook in Hook::ALL {
+            assert_eq!(String::from_utf8_lossy(&mark(hook).to_ne_bytes()).trim_end(), hook.name());
+        }
     }
 
     #[test]
