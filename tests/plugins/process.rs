@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use tokenrouter::policy::wasm::WasmPlugin;
 
 use crate::support::built;
+use crate::wasm::support::doing;
 
 /// The newest library of the plugin API that was built beside this test.
 fn api() -> PathBuf {
@@ -119,6 +120,9 @@ fn case_15_a_server_may_end_itself() {
         plugin = \"probe\"
         models = [\"small\"]
         settings = {{ serve = true, end = \"hang\" }}
+        [routes.traps]
+        plugin = \"./traps.wasm\"
+        models = [\"small\"]
         [routes.floods]
         plugin = \"probe\"
         models = [\"small\"]
@@ -128,6 +132,9 @@ fn case_15_a_server_may_end_itself() {
         models = models.display()
     );
     std::fs::write(&config, text).unwrap();
+    // In the second token of an answer.
+    let traps = doing("(if (i32.eq (local.get $first) (i32.const 1)) (then unreachable))");
+    std::fs::write(dir.path().join("traps.wasm"), traps).unwrap();
     let mut serve = Command::new(built().join("tokenrouter"));
     serve.arg("serve").arg(&config).current_dir(dir.path()).env("NO_COLOR", "1").env_remove("RUST_LOG");
     // A file, which is never full as a pipe is.
@@ -149,7 +156,7 @@ fn case_15_a_server_may_end_itself() {
         // The one that hangs ends with the process.
         BufReader::new(stream).lines().map_while(Result::ok).collect::<Vec<_>>().join("\n")
     };
-    assert!(ask("bad").starts_with("HTTP/1.1 200"));
+    assert!(["bad", "traps"].into_iter().all(|route| ask(route).starts_with("HTTP/1.1 200")));
     ask("loops");
     let status = server.wait().unwrap();
     let log = std::fs::read_to_string(log).unwrap();
@@ -164,8 +171,16 @@ fn case_15_a_server_may_end_itself() {
     let failed = line("the finished hook was told to panic");
     assert!(failed.contains("the route takes no new requests"), "{failed}");
     let (hangs, ends) = (line("a hook does not come back"), line("the process ends itself"));
-    for (line, route, hook) in [(failed, "bad", "finished"), (hangs, "loops", "route"), (ends, "loops", "route")] {
-        for field in [("plugin", "probe"), ("route", route), ("model", "small"), ("hook", hook)] {
+    let restarts = line("it starts anew without its state, 3 of 3 in a minute");
+    let gone = line("it was started anew 3 times in the minute before");
+    for (line, plugin, route, hook) in [
+        (failed, "probe", "bad", "finished"),
+        (hangs, "probe", "loops", "route"),
+        (ends, "probe", "loops", "route"),
+        (restarts, "p", "traps", "route"),
+        (gone, "p", "traps", "route"),
+    ] {
+        for field in [("plugin", plugin), ("route", route), ("model", "small"), ("hook", hook)] {
             let (name, value) = field;
             assert!(line.contains(&format!("{name}=\"{value}\"")) && line.contains("step="), "{field:?}: {line}");
         }
