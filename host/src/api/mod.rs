@@ -14,6 +14,7 @@ mod http;
 mod metrics;
 mod models;
 mod params;
+mod policy_metrics;
 mod prompts;
 mod reader;
 mod run;
@@ -46,6 +47,7 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/v1/models/{*id}", get(models::one))
         .route("/health", get(health::health))
         .route("/ready", get(health::ready))
+        .route("/metrics", get(policy_metrics::metrics))
         .route("/metrics/steps", get(metrics::steps))
         .fallback(http::no_such_path)
         .method_not_allowed_fallback(http::method_not_allowed)

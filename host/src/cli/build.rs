@@ -277,6 +277,7 @@ impl Prepared {
             policy: self.plugins[index].policy.clone(),
             settings: route.settings.to_string(),
             on_error: route.on_error,
+            budget: route.budget,
             excluded: self.excluded[index].clone(),
             directory: self.config.directory().to_owned(),
         }
@@ -318,7 +319,10 @@ impl Prepared {
                     None => Failure::input(error),
                 }
             }
-            StartError::Thread { .. } | StartError::Delivery { .. } | StartError::Tuner { .. } => Failure::work(error),
+            StartError::Thread { .. }
+            | StartError::Delivery { .. }
+            | StartError::Watchdog { .. }
+            | StartError::Tuner { .. } => Failure::work(error),
         }
     }
 

@@ -56,6 +56,8 @@ pub struct ServerConfig {
     pub max_requests: usize,
     /// How long running requests may go on after the signal to stop.
     pub drain_timeout: Duration,
+    /// The process ends itself when a hook of a plugin has not come back for so long. `None`: never.
+    pub abort_on_hung_plugin: Option<Duration>,
 }
 
 impl Default for ServerConfig {
@@ -66,6 +68,7 @@ impl Default for ServerConfig {
             max_body_bytes: 32 << 20,
             max_requests: 1024,
             drain_timeout: Duration::from_secs(30),
+            abort_on_hung_plugin: None,
         }
     }
 }
@@ -132,6 +135,8 @@ pub struct RouteConfig {
     /// Index into `models`.
     pub entry: usize,
     pub on_error: OnError,
+    /// Wall time that a call of the policy may take.
+    pub budget: Duration,
     pub settings: serde_json::Value,
     /// Where the route's table begins.
     pub origin: Origin,

@@ -21,6 +21,12 @@ pub(super) struct AtModel {
 }
 
 impl AtModel {
+    /// Names of a route and of its policy, for the log.
+    fn names(&self, route: RouteId) -> (&str, &str) {
+        let info = self.shared.routes.get(route.index());
+        info.map_or(("?", "?"), |info| (&info.name, info.policy.as_deref().unwrap_or("-")))
+    }
+
     /// The model's thread has ended by a panic. Nobody answers there, so all that may need it fails, after what
     /// is on its way to the clients.
     pub fn model_panicked(&self) {
@@ -52,15 +58,28 @@ impl Surroundings for AtModel {
                 }
                 Effect::Event(id, event) => events.push((id, Told { at, event })),
                 Effect::ModelDown(down) => self.shared.model_down(self.model, down),
-                Effect::PolicyFailed { route, message } => {
-                    let route = self.shared.routes.get(route as usize).map_or("?", |r| &r.name);
-                    let model = &self.shared.models[self.model.index()].name;
-                    tracing::error!(route, model, "{message}; the policy is not called again at this model");
+                Effect::PolicyFailed { route, hook, step, message, disables } => {
+                    let (route, model) = (RouteId(route), self.model);
+                    let (name, plugin) = self.names(route);
+                    let then =
+                        if disables { "the route takes no new requests" } else { "its requests follow on_error" };
+                    let model_name = &self.shared.models[model.index()].name;
+                    tracing::error!(
+                        plugin,
+                        route = name,
+                        model = model_name,
+                        hook,
+                        step,
+                        "{message}; the policy is not called again at this model, and {then}"
+                    );
+                    if disables {
+                        self.shared.disable(route, model, hook);
+                    }
                 }
-                Effect::PolicyMisled { route, message } => {
-                    let route = self.shared.routes.get(route as usize).map_or("?", |r| &r.name);
+                Effect::PolicyNote { route, step, note } => {
+                    let (route, plugin) = self.names(RouteId(route));
                     let model = &self.shared.models[self.model.index()].name;
-                    tracing::warn!(route, model, "{message}; said once for each model of a route");
+                    tracing::warn!(plugin, route, model, hook = note.hook.name(), step, "{}", note.message);
                 }
             }
         }

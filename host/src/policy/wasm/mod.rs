@@ -5,11 +5,13 @@
 //! The ABI is described in docs/policies.md.
 
 pub(crate) mod compile;
+mod exports;
 mod gate;
 mod guest;
 mod instance;
 mod layout;
 pub(crate) mod manifest;
+mod restarts;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,7 +52,7 @@ pub struct WasmPlugin {
 impl WasmPlugin {
     /// Load the module at `path`; with `sha256`, only if its content has that hash.
     pub fn load(path: &Path, sha256: Option<&str>) -> Result<Self, LoadError> {
-        let load = || Self::from_bytes(file::read(path, gate::MAX_BYTES)?, sha256);
+        let load = || Self::from_bytes(file::read(path, gate::MAX_BYTES)?.0, sha256);
         let plugin = load().map_err(|reason| LoadError { path: path.into(), reason })?;
         let Self { manifest, sha256, .. } = &plugin;
         tracing::info!(name = manifest.name, version = manifest.version, path = %path.display(), sha256, "WASM policy loaded");

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tokenrouter_plugin_api::DecisionKind::{Stay, To};
 use tokenrouter_plugin_api::{Handoff, RequestView};
 
-use crate::support::{create, decide, doing, module, trapped};
+use super::support::{create, decide, doing, module, trapped};
 
 /// What the module's failure says, after good calls before it.
 fn failing(bytes: &[u8]) -> String {
@@ -12,7 +12,7 @@ fn failing(bytes: &[u8]) -> String {
     assert_eq!(decide(&mut *policy, &[5], &[0.5]), Ok(vec![Stay]));
     let failure = decide(&mut *policy, &[1000], &[0.5]).unwrap_err();
     assert_eq!((failure.plugin.as_str(), failure.hook), ("p", "route"));
-    let message = failure.message.strip_suffix("; it was started anew 3 times before");
+    let message = failure.message.strip_suffix("; it was started anew 3 times in the minute before");
     let message = message.unwrap_or_else(|| panic!("{failure}")).to_owned();
     // Not called any more, whatever the rows.
     let after = decide(&mut *policy, &[5], &[0.5]).unwrap_err();
@@ -22,7 +22,7 @@ fn failing(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn calls_without_end() {
+fn case_15_calls_without_end() {
     assert_eq!(failing(&trapped("(loop (br 0))")), "used up its fuel of 10200; do less for each row");
     // Bulk operations cost their length before they run.
     let fill = "(loop (memory.fill (i32.const 0x4000) (i32.const 1) (i32.const 0x8000)) (br 0))";
@@ -30,7 +30,7 @@ fn calls_without_end() {
 }
 
 #[test]
-fn traps() {
+fn case_21_traps() {
     assert_eq!(failing(&trapped("unreachable")), "wasm trap: wasm `unreachable` instruction executed");
     let divide = "(drop (i32.div_u (local.get $rows) (i32.sub (local.get $first) (i32.const 1000))))";
     assert!(failing(&trapped(divide)).contains("integer divide by zero"));
@@ -51,7 +51,7 @@ fn traps() {
 }
 
 #[test]
-fn a_module_that_never_works_does_not_start() {
+fn case_16_a_module_that_never_works_does_not_start() {
     let refused = |body: &str| create(&doing(body)).err().unwrap();
     assert_eq!(
         refused("(loop (br 0))"),
@@ -62,7 +62,7 @@ fn a_module_that_never_works_does_not_start() {
 }
 
 #[test]
-fn wrong_lengths() {
+fn case_12_wrong_lengths() {
     for (length, shown) in [("0", "0"), ("2", "2"), ("-1", "-1"), ("0x80000000", "-2147483648")] {
         let message = failing(&trapped(&format!("(return (i32.const {length}))")));
         assert_eq!(message, format!("tr_route returned {shown}, expected 1"));
@@ -70,7 +70,7 @@ fn wrong_lengths() {
 }
 
 #[test]
-fn models_that_do_not_exist() {
+fn case_13_models_that_do_not_exist() {
     for to in ["3", "1000", "0x80000000", "-1"] {
         let message = failing(&trapped(&format!("(i32.store (i32.const 0x400) (i32.const {to}))")));
         assert!(
@@ -104,7 +104,7 @@ fn decisions_and_how_requests_leave() {
 
 /// Growth past the limits fails as the module can see; it is no trap.
 #[test]
-fn growth() {
+fn case_17_growth() {
     // To model 1 if the memory grew to 32 pages and no further.
     let memory = "(i32.store (i32.const 0x400) (i32.mul (i32.const 2) (i32.and
         (i32.or (i32.eq (memory.size) (i32.const 32)) (i32.eq (memory.grow (i32.const 31)) (i32.const 1)))
@@ -131,7 +131,7 @@ const THIRD: &str = r#"(global $calls (mut i32) (i32.const 0))
       (local.get 0))"#;
 
 #[test]
-fn a_fresh_instance_repeats_the_call() {
+fn case_21_a_fresh_instance_repeats_the_call() {
     let mut policy = create(&module(THIRD)).unwrap();
     // The rehearsal left no trace. Then each third call is the first of a new instance.
     for _ in 0..4 {
@@ -161,7 +161,7 @@ fn the_end_of_a_request() {
 }
 
 #[test]
-fn more_rows_than_one_call_takes() {
+fn case_also_more_rows_than_one_call_takes() {
     // To model 1 where the entropy is above 0.5.
     let threshold = r#"(func (export "tr_route") (param $rows i32) (result i32) (local $at i32)
         (loop $next
@@ -185,7 +185,7 @@ fn condition(condition: &str) -> Vec<u8> {
 }
 
 #[test]
-fn one_nan_for_all() {
+fn case_24_one_nan_for_all() {
     let canonical = |value: &str| condition(&format!("(i32.eq (i32.reinterpret_f32 {value}) (i32.const 0x7fc00000))"));
     let entropy = "(f32.load (i32.const 0xc00))";
     let payload = f32::from_bits(0xffc1_2345);
@@ -206,7 +206,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     /// A module that mixes all bits of its results gives the same decisions each time.
     #[test]
-    fn the_same_rows_give_the_same_decisions(bits in proptest::collection::vec(any::<u32>(), 1..40)) {
+    fn case_24_the_same_rows_give_the_same_decisions(bits in proptest::collection::vec(any::<u32>(), 1..40)) {
         let mixed = "(i32.and (i32.const 1) (i32.popcnt (i32.xor
             (i32.reinterpret_f32 (f32.div (f32.load (i32.const 0xc00)) (f32.load (i32.const 0xc04))))
             (i32.xor (i32.reinterpret_f32 (f32.sqrt (f32.load (i32.const 0xc00))))

@@ -5,7 +5,7 @@ use rstitch::RStitch;
 use tokenrouter::policy::{Linked, PolicyFactory};
 use tokenrouter_plugin_api::{RequestView, Requirements, SignalSet};
 
-use crate::support::{at, decide, load, wat};
+use super::support::{at, decide, load, wat};
 
 fn module() -> Vec<u8> {
     wat(include_str!("../../../plugins/rstitch/rstitch.wat"))

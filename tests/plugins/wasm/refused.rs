@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tokenrouter::policy::wasm::WasmPlugin;
 
-use crate::support::{EXPORTS, MANIFEST, at, create, doing, load, module, section, wat};
+use super::support::{EXPORTS, MANIFEST, at, create, doing, load, module, section, wat};
 
 const ROUTE: &str = r#"(func (export "tr_route") (param i32) (result i32) (local.get 0))"#;
 
@@ -31,7 +31,7 @@ fn what_is_good() {
 }
 
 #[test]
-fn what_is_no_module() {
+fn case_22_what_is_no_module() {
     refused(b"", "is an empty file, not a WebAssembly module; build the policy as a core module");
     refused(b"hello", "is some other file");
     refused(b"(module)", "is text, not a WebAssembly module; translate it first: wat2wasm");
@@ -47,7 +47,7 @@ fn what_is_no_module() {
 }
 
 #[test]
-fn what_is_cut_off() {
+fn case_23_what_is_cut_off() {
     let whole = module(ROUTE);
     for length in 0..whole.len() {
         assert!(load(&whole[..length]).is_err(), "the first {length} of {} bytes", whole.len());
@@ -55,7 +55,7 @@ fn what_is_cut_off() {
 }
 
 #[test]
-fn what_has_imports() {
+fn case_19_what_has_imports() {
     let import = |imports: &str| wat(&format!("(module {} {imports} {EXPORTS} {ROUTE})", section(MANIFEST)));
     refused(
         &import(r#"(import "wasi_snapshot_preview1" "fd_write" (func (param i32 i32 i32 i32) (result i32)))"#),
@@ -74,7 +74,7 @@ fn what_has_imports() {
 }
 
 #[test]
-fn what_uses_other_features() {
+fn case_22_what_uses_other_features() {
     let plain = |text: &str| wat(&format!("(module {text})"));
     refused(&plain("(memory i64 1)"), "uses what policies may not: 64-bit memory (memory64); build it without");
     refused(&plain("(memory 1 2 shared)"), "shared memory (threads)");
@@ -90,11 +90,10 @@ fn what_uses_other_features() {
         "uses what policies may not: relaxed SIMD support is not enabled",
     );
     refused(&plain("(memory 1) (func (drop (i32.atomic.load (i32.const 0))))"), "uses what policies may not: threads");
-    refused(&plain("(func $f) (start $f)"), "has a start function; a policy has none: prepare in tr_configure");
 }
 
 #[test]
-fn what_is_too_large() {
+fn case_20_what_is_too_large() {
     let repeated = |text: &str, times: usize| text.repeat(times);
     let body = |operators: usize| format!("(func {})", repeated("nop ", operators));
     refused(&wat(&format!("(module {})", body(8192))), "has 8193 operators in one function, the limit is 8192");
@@ -104,10 +103,18 @@ fn what_is_too_large() {
         &wat(&format!("(module (func (local {})))", repeated("i32 ", 1001))),
         "1001 local variables in one function",
     );
-    refused(&wat("(module (memory 33))"), "asks for 2162688 bytes of memory, the limit is 2097152; ask for less");
-    refused(&wat("(module (table 1025 funcref))"), "has 1025 table entries, the limit is 1024");
     let twice = format!("(module {0} {0} {EXPORTS} {ROUTE})", section(MANIFEST));
     refused(&wat(&twice), "has 2 sections `tokenrouter:policy`, the limit is 1");
+}
+
+#[test]
+fn case_17_what_asks_for_too_much() {
+    refused(&wat("(module (memory 33))"), "asks for 2162688 bytes of memory, the limit is 2097152; ask for less");
+    refused(&wat("(module (memory 65536))"), "asks for 4294967296 bytes of memory, the limit is 2097152; ask for less");
+    refused(&wat("(module (table 1025 funcref))"), "has 1025 table entries, the limit is 1024");
+    // The 17 pages that compilers ask for by default are fine.
+    let seventeen = EXPORTS.replace("\"memory\") 1", "\"memory\") 17");
+    assert!(create(&wat(&format!("(module {} {seventeen} {ROUTE})", section(MANIFEST)))).is_ok());
 }
 
 #[test]
@@ -126,7 +133,7 @@ fn what_is_too_large_a_file() {
 }
 
 #[test]
-fn a_pinned_hash_must_match() {
+fn case_23_a_pinned_hash_must_match() {
     let bytes = module(ROUTE);
     let hash = load(&bytes).unwrap().sha256().to_owned();
     assert!(WasmPlugin::from_bytes(bytes.clone(), Some(&hash.to_uppercase())).is_ok());
@@ -147,31 +154,57 @@ fn what_says_nothing_of_itself() {
     refused(&exporting(&wrong), "has no export `tr_route`");
 }
 
+/// What the server would call or read is looked at before it is compiled, by `plugin inspect` as by a server.
+#[test]
+fn what_has_the_wrong_exports() {
+    let saying = |text: &str| wat(&format!("(module {} {text})", section(MANIFEST)));
+    let memory = r#"(memory (export "memory") 1)"#;
+    let at = |value: &str| format!("{memory} (global (export \"tr_block\") i32 {value}) {ROUTE}");
+    let block = |address: &str| saying(&at(&format!("(i32.const {address})")));
+    for (address, shown) in [("-1", "4294967295"), ("65536", "65536"), ("52225", "52225")] {
+        refused(
+            &block(address),
+            &format!("tr_block is {shown}, but memory has 65536 bytes and the block 13312; reserve"),
+        );
+    }
+    assert!(create(&block("52224")).is_ok());
+    assert!(create(&saying(&at("(i32.add (i32.const 52000) (i32.mul (i32.const 2) (i32.const 112)))"))).is_ok());
+    refused(&saying(&at("(i32.sub (i32.const 1) (i32.const 2))")), "tr_block is 4294967295, but memory has");
+    let empty = r#"(memory (export "memory") 0) (global (export "tr_block") i32 (i32.const 0))"#;
+    refused(&saying(&format!("{empty} {ROUTE}")), "memory has 0 bytes");
+    for global in ["(mut i32) (i32.const 0)", "i64 (i64.const 0)", "f32 (f32.const 0)"] {
+        let text = format!("{memory} (global (export \"tr_block\") {global}) {ROUTE}");
+        refused(&saying(&text), "export `tr_block` is not a constant i32 global");
+    }
+    let wrong = format!(r#"{EXPORTS} (func (export "tr_route") (result i32) (i32.const 0))"#);
+    refused(&saying(&wrong), "export `tr_route` is not a function (i32) -> i32");
+    for finished in [
+        r#"(func (export "tr_finished"))"#,
+        r#"(func (export "tr_finished") (param i32) (result i32) (local.get 0))"#,
+        r#"(global (export "tr_finished") i32 (i32.const 0))"#,
+    ] {
+        let found = saying(&format!("{EXPORTS} {ROUTE} {finished}"));
+        refused(&found, "export `tr_finished` is not a function (i32) without a result");
+    }
+    let configure = r#"(func (export "tr_configure") (param i32) (result i32) (local.get 0))"#;
+    refused(&saying(&format!("{EXPORTS} {ROUTE} {configure}")), "export `tr_configure` is not a function () -> i32");
+}
+
 /// What only an instance shows, at the start of the server.
 #[test]
-fn what_does_not_start() {
+fn case_16_what_does_not_start() {
     let starting = |text: &str| {
         let bytes = wat(&format!("(module {} {text})", section(MANIFEST)));
         create(&bytes).err().unwrap_or_else(|| panic!("was not refused: {text}"))
     };
-    let memory = r#"(memory (export "memory") 1)"#;
-    let block = |address: &str| format!("{memory} (global (export \"tr_block\") i32 (i32.const {address})) {ROUTE}");
-    for address in ["-1", "65536", "52225"] {
-        assert!(starting(&block(address)).contains("but memory has 65536 bytes and the block 13312"), "{address}");
-    }
-    assert!(create(&wat(&format!("(module {} {})", section(MANIFEST), block("52224")))).is_ok());
-    let mutable = format!("{memory} (global (export \"tr_block\") (mut i32) (i32.const 0)) {ROUTE}");
-    assert!(starting(&mutable).contains("export `tr_block` is not a constant i32 global"));
-    let wrong = format!(r#"{EXPORTS} (func (export "tr_route") (result i32) (i32.const 0))"#);
-    assert!(starting(&wrong).contains("export `tr_route` is not a function (i32) -> i32"));
-    let finished = format!(r#"{EXPORTS} {ROUTE} (func (export "tr_finished"))"#);
-    assert!(starting(&finished).contains("export `tr_finished` is not a function (i32) without a result"));
     let data = format!(r#"{EXPORTS} {ROUTE} (data (i32.const 65535) "xy")"#);
     assert!(starting(&data).contains("out of bounds"), "{}", starting(&data));
     let configure =
         |body: &str| starting(&format!(r#"{EXPORTS} {ROUTE} (func (export "tr_configure") (result i32) {body})"#));
     assert!(configure("(i32.const 3)").contains("tr_configure refused the settings (code 3)"));
     assert!(configure("(loop (br 0)) (unreachable)").contains("used up its fuel of 61200"));
+    assert!(configure("(unreachable)").contains("wasm trap: "));
+    refused(&wat("(module (func $f (loop (br 0))) (start $f))"), "has a start function; a policy has none");
 }
 
 #[test]

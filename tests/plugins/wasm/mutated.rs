@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use tokenrouter::policy::wasm::WasmPlugin;
 
-use crate::support::{at, decide, load, wat};
+use super::support::{at, decide, load, wat};
 
 fn good() -> Vec<u8> {
     wat(include_str!("../../../plugins/rstitch/rstitch.wat"))
