@@ -143,6 +143,32 @@ fn what_ends_the_process_is_a_finding() {
 }
 
 #[test]
+fn what_a_plugin_starts_ends_with_its_check() {
+    // A number of seconds that no other process sleeps.
+    let seconds = format!("86400.{}", std::process::id());
+    let running = || {
+        let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path().join("cmdline"));
+        let sleeps = |path: &PathBuf| {
+            std::fs::read(path).is_ok_and(|line| line == format!("sleep\0{seconds}\0").as_bytes())
+        };
+        processes.filter(sleeps).count()
+    };
+    let mut sleep = Command::new("sleep").arg(&seconds).spawn().unwrap();
+    assert_eq!(running(), 1);
+    sleep.kill().unwrap();
+    sleep.wait().unwrap();
+    for end in ["", "hang"] {
+        let settings = json!({ "leave": seconds, "end": end }).to_string();
+        let (_, findings) = check(&built("libprobe.so"), &["--settings", &settings, "--timeout", "1"]);
+        assert_eq!(findings[2].1, "ok", "{findings:?}");
+        // A process that was ended is gone when its parent has seen it.
+        while running() > 0 {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
 fn the_table_fits_and_says_what_to_do() {
     let output = plugin(&["check", &built("libme.so")]);
     let table = text(&output.stdout);

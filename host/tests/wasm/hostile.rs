@@ -55,9 +55,9 @@ fn a_module_that_never_works_does_not_start() {
     let refused = |body: &str| create(&doing(body)).err().unwrap();
     assert_eq!(
         refused("(loop (br 0))"),
-        "policy `p` failed in create: a rehearsal with 1 rows: used up its fuel of 10200; do less for each row"
+        "policy `p` failed in create: a rehearsal with 1 row: used up its fuel of 10200; do less for each row"
     );
-    assert!(refused("unreachable").contains("a rehearsal with 1 rows: wasm trap: "));
+    assert!(refused("unreachable").contains("a rehearsal with 1 row: wasm trap: "));
     assert!(refused("(return (i32.const 1))").contains("a rehearsal with 256 rows: tr_route returned 1, expected 256"));
 }
 

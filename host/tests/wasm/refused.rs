@@ -107,7 +107,7 @@ fn what_is_too_large() {
     refused(&wat("(module (memory 33))"), "asks for 2162688 bytes of memory, the limit is 2097152; ask for less");
     refused(&wat("(module (table 1025 funcref))"), "has 1025 table entries, the limit is 1024");
     let twice = format!("(module {0} {0} {EXPORTS} {ROUTE})", section(MANIFEST));
-    refused(&wat(&twice), "has 2 sections `tokenrouter:policy`, the limit is 1");
+    refused(&wat(&twice), "has 2 sections `tokenrouter:policy`; leave the one that says what the policy is");
 }
 
 #[test]

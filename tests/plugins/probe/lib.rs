@@ -18,6 +18,8 @@ struct Settings {
     end: String,
     /// What `route` answers: "" a digest of the batch, else "kind" or "model" for a wrong one.
     wrong: String,
+    /// Seconds that a program sleeps which `create` starts and leaves behind.
+    leave: String,
 }
 
 struct Probe {
@@ -45,7 +47,8 @@ impl Policy for Probe {
             "panic": { "enum": ["", "create", "requirements", "entry", "route", "send", "receive", "finished", "drop"] },
             "error": { "type": "string" },
             "end": { "enum": ["", "abort", "exit", "hang"] },
-            "wrong": { "enum": ["", "kind", "model"] }
+            "wrong": { "enum": ["", "kind", "model"] },
+            "leave": { "type": "string" }
         }
     }"#;
 
@@ -55,6 +58,10 @@ impl Policy for Probe {
         probe.reach("create");
         if !probe.settings.error.is_empty() {
             return Err(PolicyError::new(probe.settings.error.clone()));
+        }
+        if !probe.settings.leave.is_empty() {
+            let sleep = std::process::Command::new("sleep").arg(&probe.settings.leave).spawn();
+            sleep.map_err(|e| PolicyError::new(e.to_string()))?;
         }
         let Context { route, model, models, entry, vocab_size, eos, services } = ctx;
         let (bytes, none) = (services.token_bytes(7), services.token_bytes(8));

@@ -39,6 +39,7 @@ pub fn needed(number: usize) -> bool {
 
 pub fn run(arguments: &Check, findings: &Path) -> Result<(), Failure> {
     let named = |e| Failure::work(format!("{}: {e}", findings.display()));
+    super::group::follow_parent().map_err(Failure::work)?;
     let mut file = OpenOptions::new().append(true).open(findings).map_err(named)?;
     check(arguments, &mut file).and_then(|()| tell(&mut file, &Line::Done)).map_err(named)
 }

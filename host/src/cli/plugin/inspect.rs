@@ -60,7 +60,7 @@ fn library(path: &Path) -> Result<Seen, String> {
     })
 }
 
-/// A module is checked and compiled; nothing of it is called.
+/// A module is checked, compiled and made an instance of; nothing of it is called.
 fn module(path: &Path) -> Result<Seen, String> {
     let plugin = WasmPlugin::load(path, None).map_err(|e| e.to_string())?;
     let bytes = std::fs::metadata(path).map_err(|e| format!("plugin `{}`: {e}", path.display()))?.len();

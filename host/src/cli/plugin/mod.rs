@@ -3,6 +3,7 @@
 mod args;
 mod check;
 mod child;
+mod group;
 mod inspect;
 mod new;
 mod report;

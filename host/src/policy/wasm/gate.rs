@@ -61,6 +61,8 @@ pub enum GateError {
     Memory { found: u64, most: u64 },
     #[error("has no section `{}`; a policy says in it what it is", manifest::SECTION)]
     NoManifest,
+    #[error("has {0} sections `{section}`; leave the one that says what the policy is", section = manifest::SECTION)]
+    Manifests(usize),
     #[error("section tokenrouter:policy: {0}")]
     Manifest(#[from] ManifestError),
     #[error("has no export `{name}`; a policy exports {what}")]
@@ -90,11 +92,7 @@ pub fn check(bytes: &[u8]) -> Result<Manifest, GateError> {
     match walk.manifests[..] {
         [] => Err(GateError::NoManifest),
         [section] => Ok(Manifest::parse(section)?),
-        _ => Err(GateError::TooMany {
-            what: "sections `tokenrouter:policy`",
-            found: walk.manifests.len() as u64,
-            most: 1,
-        }),
+        _ => Err(GateError::Manifests(walk.manifests.len())),
     }
 }
 

@@ -39,11 +39,12 @@ pub struct Guest {
     block: usize,
     route: TypedFunc<i32, i32>,
     finished: Option<TypedFunc<i32, ()>>,
+    configure: Option<TypedFunc<(), i32>>,
 }
 
 impl Guest {
-    /// Make an instance and tell it where it sits.
-    pub fn start(module: &Module, seat: &Seat) -> Result<Self, Fault> {
+    /// Make an instance, whose exports are as documented. None of its functions is called.
+    pub fn open(module: &Module) -> Result<Self, Fault> {
         let engine: &Engine = module.engine();
         let limits = StoreLimitsBuilder::new()
             .memory_size(gate::MAX_MEMORY as usize)
@@ -64,9 +65,17 @@ impl Guest {
         let route = route.ok_or(Fault::Export { name: "tr_route", wanted: "a function" })?;
         let finished = function(&instance, &mut store, "tr_finished", "a function (i32) without a result")?;
         let configure = function::<(), i32>(&instance, &mut store, "tr_configure", "a function () -> i32")?;
-        let mut guest = Self { store, memory, block: address as usize, route, finished };
+        let mut guest = Self { store, memory, block: address as usize, route, finished, configure };
+        guest.block()?;
+        Ok(guest)
+    }
+
+    /// [`Self::open`], and tell the instance where it sits.
+    pub fn start(module: &Module, seat: &Seat) -> Result<Self, Fault> {
+        let mut guest = Self::open(module)?;
         write_seat(guest.block()?, seat);
-        if let Some(configure) = configure {
+        if let Some(configure) = guest.configure.clone() {
+            let started = fuel(ROWS);
             refuel(&mut guest.store, started)?;
             match configure.call(&mut guest.store, ()).map_err(|e| fault(&e, started))? {
                 0 => {}

@@ -159,7 +159,10 @@ fn rehearse(guest: &mut Guest, manifest: &Manifest, seat: &Seat) -> Result<(), S
             ..RouteBatch::default()
         };
         let answers = answers(guest, &batch, 0, manifest.signals, &seat.numbering);
-        let answers = answers.map_err(|fault| format!("a rehearsal with {rows} rows: {fault}"))?;
+        let answers = answers.map_err(|fault| match rows {
+            1 => format!("a rehearsal with 1 row: {fault}"),
+            rows => format!("a rehearsal with {rows} rows: {fault}"),
+        })?;
         answers.map_err(|missing| missing.to_string())?;
     }
     guest.finished(0).map_err(|fault| format!("a rehearsal of tr_finished: {fault}"))

@@ -37,6 +37,8 @@ pub enum Reason {
     Gate(#[from] gate::GateError),
     #[error(transparent)]
     Compile(#[from] compile::CompileError),
+    #[error("cannot be made an instance of: {0}")]
+    Instance(#[from] guest::Fault),
 }
 
 /// A compiled module.
@@ -57,12 +59,14 @@ impl WasmPlugin {
         Ok(plugin)
     }
 
-    /// Check and compile a module.
+    /// Check and compile a module. Its exports are looked at in an instance of which nothing is called.
     pub fn from_bytes(bytes: Vec<u8>, sha256: Option<&str>) -> Result<Self, Reason> {
         let sha256 = file::digest(&bytes, sha256)?;
         let manifest = gate::check(&bytes)?;
         let settings_schema = manifest.settings_schema();
-        Ok(Self { manifest: Arc::new(manifest), settings_schema, sha256, module: compile::compile(bytes.into())? })
+        let module = compile::compile(bytes.into())?;
+        guest::Guest::open(&module)?;
+        Ok(Self { manifest: Arc::new(manifest), settings_schema, sha256, module })
     }
 
     /// As the module states it.
