@@ -82,6 +82,39 @@ fn inspect_tells_without_running() {
     assert_eq!((output.status.code(), &report["loads"]), (Some(2), &json!(false)));
 }
 
+/// As the server translates it, and as `cargo xtask build` does.
+#[test]
+fn a_module_may_be_text() {
+    let (_dir, module) = module();
+    let report =
+        |file: &str| -> Value { serde_json::from_slice(&plugin(&["inspect", file, "--json"]).stdout).unwrap() };
+    let (text, module) = (report("plugins/rstitch/rstitch.wat"), report(&module));
+    for field in ["kind", "name", "version", "settings_schema", "gate"] {
+        assert_eq!(text[field], module[field], "{field}");
+    }
+    assert_ne!(text["sha256"], module["sha256"]);
+}
+
+/// What a server would not start with, none of its code has to run for.
+#[test]
+fn inspect_looks_at_exports() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = std::fs::read_to_string(root().join("plugins/rstitch/rstitch.wat")).unwrap();
+    for (from, to, part) in [
+        ("\"tr_block\") i32 (i32.const 0)", "\"tr_block\") i32 (i32.const 60000)", "tr_block is 60000, but memory has"),
+        ("\"tr_block\") i32 (i32.const 0)", "\"tr_block\") i64 (i64.const 0)", "`tr_block` is not a constant i32"),
+        ("  (memory", "  (func (export \"tr_finished\"))\n  (memory", "`tr_finished` is not a function (i32)"),
+        ("  (memory", "  (global (export \"tr_configure\") i32 (i32.const 0))\n  (memory", "`tr_configure` is not a"),
+    ] {
+        assert!(good.contains(from), "{from}");
+        let file = dir.path().join("p.wat");
+        std::fs::write(&file, good.replacen(from, to, 1)).unwrap();
+        let output = plugin(&["inspect", file.to_str().unwrap()]);
+        let error = text(&output.stderr);
+        assert!(output.status.code() == Some(2) && error.contains(part), "{error}");
+    }
+}
+
 #[test]
 fn every_policy_that_comes_along_passes() {
     let plugins = std::fs::read_dir(root().join("plugins")).unwrap();
@@ -89,7 +122,12 @@ fn every_policy_that_comes_along_passes() {
     names.push("cascade".into());
     let (_dir, module) = module();
     let files = names.iter().map(|name| (name.as_str(), built(&format!("lib{name}.so"))));
-    for (name, file) in files.chain([("rstitch as a module", module)]) {
+    let written = [
+        ("rstitch as a module", module),
+        ("rstitch as text", root().join("plugins/rstitch/rstitch.wat").display().to_string()),
+        ("rstitch in AssemblyScript", root().join("plugins/rstitch/assemblyscript/rstitch.wasm").display().to_string()),
+    ];
+    for (name, file) in files.chain(written) {
         let settings = match name {
             "me" | "per_request_random" => json!({ "weights": { "small": 0.5, "large": 0.5 } }),
             "random" => json!({ "probabilities": { "large": 0.3 } }),
@@ -148,9 +186,8 @@ fn what_a_plugin_starts_ends_with_its_check() {
     let seconds = format!("86400.{}", std::process::id());
     let running = || {
         let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path().join("cmdline"));
-        let sleeps = |path: &PathBuf| {
-            std::fs::read(path).is_ok_and(|line| line == format!("sleep\0{seconds}\0").as_bytes())
-        };
+        let sleeps =
+            |path: &PathBuf| std::fs::read(path).is_ok_and(|line| line == format!("sleep\0{seconds}\0").as_bytes());
         processes.filter(sleeps).count()
     };
     let mut sleep = Command::new("sleep").arg(&seconds).spawn().unwrap();
@@ -211,4 +248,78 @@ fn a_new_policy_builds_and_passes() {
     assert!(again.status.code() == Some(2) && text(&again.stderr).contains("exists already"));
     assert!(text(&new("My").stderr).contains("`My` is no name for a policy"));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_new_wasm_policy_passes_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = plugin(&["new", "my-policy", "--wasm", "--dir", dir.path().to_str().unwrap()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("tokenrouter plugin check my-policy.wat"), "{}", text(&output.stdout));
+    let file = dir.path().join("my-policy/my-policy.wat").display().to_string();
+    let (status, findings) = check(&file, &["--settings", r#"{"threshold": 0.4}"#]);
+    let decided = &findings.iter().find(|(check, ..)| check == "256 requests").unwrap().2;
+    assert!(status == Some(0) && !decided.ends_with(" 0 hand-offs"), "{findings:#?}");
+    assert!(text(&plugin(&["inspect", &file]).stdout).contains("\nname        my-policy\nversion     0.1.0\n"));
+
+    let refused = plugin(&["new", "p", "--wasm=cobol", "--dir", dir.path().to_str().unwrap()]);
+    assert!(refused.status.code() == Some(2) && text(&refused.stderr).contains("wat, assemblyscript"));
+}
+
+/// The compiler that `npm install` brings into plugins/rstitch/assemblyscript. `None` without it, with the reason.
+fn assemblyscript() -> Option<PathBuf> {
+    let modules = root().join("plugins/rstitch/assemblyscript/node_modules");
+    if modules.join(".bin/asc").exists() {
+        return Some(modules);
+    }
+    eprintln!("skipped: no AssemblyScript compiler; run `npm install` in plugins/rstitch/assemblyscript");
+    None
+}
+
+fn npm_run_build(directory: &Path) {
+    let output = Command::new("npm").args(["run", "--silent", "build"]).current_dir(directory).output().unwrap();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+}
+
+#[test]
+fn a_new_policy_in_assemblyscript_builds_and_passes() {
+    let Some(modules) = assemblyscript() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let output = plugin(&["new", "my-policy", "--wasm=assemblyscript", "--dir", dir.path().to_str().unwrap()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let policy = dir.path().join("my-policy");
+    std::os::unix::fs::symlink(modules, policy.join("node_modules")).unwrap();
+    npm_run_build(&policy);
+    let file = policy.join("build/my-policy.wasm").display().to_string();
+    let (status, findings) = check(&file, &["--settings", r#"{"threshold": 0.4}"#]);
+    let decided = &findings.iter().find(|(check, ..)| check == "256 requests").unwrap().2;
+    assert!(status == Some(0) && !decided.ends_with(" 0 hand-offs"), "{findings:#?}");
+}
+
+/// The module that is kept with its sources is theirs.
+#[test]
+fn the_module_from_assemblyscript_is_built_from_its_sources() {
+    let source = root().join("plugins/rstitch/assemblyscript");
+    let sums = std::fs::read_to_string(source.join("SHA256SUMS")).unwrap();
+    let files: Vec<(&str, &str)> = sums.lines().map(|line| line.split_once("  ").unwrap()).collect();
+    let names: Vec<&str> = files.iter().map(|(_, name)| *name).collect();
+    let expected =
+        ["assembly/block.ts", "assembly/index.ts", "package.json", "policy.json", "section.mjs", "rstitch.wasm"];
+    assert_eq!(names, expected);
+    for (sum, name) in files {
+        let found = tokenrouter::policy::sha256(&std::fs::read(source.join(name)).unwrap());
+        assert_eq!(found, sum, "{name} has changed: run `npm install && npm run build` there");
+    }
+    let Some(modules) = assemblyscript() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("assembly")).unwrap();
+    for name in &names[..5] {
+        std::fs::copy(source.join(name), dir.path().join(name)).unwrap();
+    }
+    std::os::unix::fs::symlink(modules, dir.path().join("node_modules")).unwrap();
+    npm_run_build(dir.path());
+    for name in ["rstitch.wasm", "SHA256SUMS"] {
+        let read = |directory: &Path| std::fs::read(directory.join(name)).unwrap();
+        assert!(read(dir.path()) == read(&source), "{name} is not what the compiler makes of the sources");
+    }
 }

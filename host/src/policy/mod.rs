@@ -8,6 +8,7 @@ pub mod plugin;
 mod settings;
 pub mod wasm;
 
+pub use file::sha256;
 pub use settings::validate_settings;
 
 use tokenrouter_plugin_api::{

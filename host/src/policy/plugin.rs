@@ -22,10 +22,15 @@ fn list(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
+/// Whether the file's name says that it is a WASM policy, as a module or as text.
+pub fn is_module(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "wasm" || extension == "wat")
+}
+
 /// The plugin with this bare name, in the first directory that has it: `librstitch.so` for `rstitch`, and
 /// `rstitch.wasm` for `rstitch.wasm`.
 pub fn find(name: &str, plugin_dirs: &[PathBuf]) -> Result<PathBuf, FindError> {
-    let stem = name.strip_suffix(".wasm");
+    let stem = name.strip_suffix(".wasm").or_else(|| name.strip_suffix(".wat"));
     let bare = stem.unwrap_or(name);
     if bare.is_empty() || !bare.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
         return Err(FindError::NotBare(name.to_owned()));
@@ -62,10 +67,10 @@ pub struct Plugin {
 }
 
 impl Plugin {
-    /// Load the plugin at `path`: a WebAssembly module if the name ends so, else a library. With `sha256`,
-    /// only if its content has that hash.
+    /// Load the plugin at `path`: a WebAssembly module or its text if the name ends so, else a library. With
+    /// `sha256`, only if the file has that hash.
     pub fn load(path: &Path, sha256: Option<&str>) -> Result<Self, LoadError> {
-        if path.extension().is_some_and(|extension| extension == "wasm") {
+        if is_module(path) {
             let plugin = WasmPlugin::load(path, sha256)?;
             let (version, sha256) = (plugin.version().to_owned(), plugin.sha256().to_owned());
             Ok(Self { policy: Arc::new(plugin), version, path: path.to_owned(), sha256 })

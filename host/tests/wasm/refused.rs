@@ -34,7 +34,7 @@ fn what_is_good() {
 fn what_is_no_module() {
     refused(b"", "is an empty file, not a WebAssembly module; build the policy as a core module");
     refused(b"hello", "is some other file");
-    refused(b"(module)", "is text, not a WebAssembly module; translate it first: wat2wasm");
+    refused(b"(module)", "is text, not a WebAssembly module; name WebAssembly text with the ending .wat");
     refused(
         b"\x7fELF\x02\x01\x01\0",
         "is an ELF file, not a WebAssembly module; name a native plugin with the ending .so",
@@ -123,6 +123,25 @@ fn what_is_too_large_a_file() {
         format!("{prefix}has 65537 bytes, more than the 65536 allowed; strip its debug information")
     );
     assert!(load(dir.path()).ends_with("is a directory, not a regular file; give the path of the plugin's file"));
+}
+
+/// The file's own hash, and the limit on texts.
+#[test]
+fn a_text_is_translated() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("p.wat");
+    let text = format!("(module {} {EXPORTS} {ROUTE})", section(MANIFEST));
+    std::fs::write(&path, &text).unwrap();
+    let plugin = WasmPlugin::load(&path, None).unwrap();
+    assert!(WasmPlugin::load(&path, Some(plugin.sha256())).is_ok());
+    assert_ne!(plugin.sha256(), load(&wat(&text)).unwrap().sha256());
+    let mut error = |content: &[u8]| {
+        std::fs::write(&path, content).unwrap();
+        WasmPlugin::load(&path, None).err().unwrap().to_string()
+    };
+    assert!(error(b"(module").contains("`: is not WebAssembly text (expected `)`, line 1, column 8); correct it"));
+    assert!(error(b"(module (func (import \"a\" \"f\")))").contains("imports a::f; a policy has no imports"));
+    assert!(error(&[b' '; (256 << 10) + 1]).contains("has 262145 bytes, more than the 262144 allowed"));
 }
 
 #[test]

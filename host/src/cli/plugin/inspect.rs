@@ -9,6 +9,7 @@ use super::args::Inspect;
 use crate::cli::output::{Failure, write_stdout};
 use crate::policy::PolicyFactory;
 use crate::policy::native::gate;
+use crate::policy::plugin::is_module;
 use crate::policy::wasm::WasmPlugin;
 
 /// What can be known of a plugin that does not run.
@@ -28,8 +29,7 @@ struct Seen {
 
 pub fn run(arguments: &Inspect) -> Result<(), Failure> {
     let path = &arguments.file;
-    let is_module = path.extension().is_some_and(|extension| extension == "wasm");
-    let seen = match if is_module { module(path) } else { library(path) } {
+    let seen = match if is_module(path) { module(path) } else { library(path) } {
         Ok(seen) => seen,
         Err(error) => {
             if arguments.json {

@@ -6,9 +6,10 @@ mod child;
 mod group;
 mod inspect;
 mod new;
+mod new_wasm;
 mod report;
 
-pub use args::Plugin;
+pub use args::{Plugin, Roles, settings};
 
 use super::output::Failure;
 use args::PluginCommand;

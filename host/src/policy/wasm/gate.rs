@@ -112,7 +112,7 @@ fn kind(bytes: &[u8]) -> Result<(), GateError> {
         }
         [0x7f, b'E', b'L', b'F', ..] => ("an ELF file", "name a native plugin with the ending .so"),
         [] => ("an empty file", BUILD),
-        [b'(', ..] | [b';', b';', ..] => ("text", "translate it first: wat2wasm, or wasm-tools parse"),
+        [b'(', ..] | [b';', b';', ..] => ("text", "name WebAssembly text with the ending .wat"),
         _ => ("some other file", BUILD),
     };
     Err(GateError::NotModule(what, remedy))

@@ -10,6 +10,7 @@ mod guest;
 mod instance;
 mod layout;
 mod manifest;
+mod text;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,6 +35,8 @@ pub enum Reason {
     #[error(transparent)]
     File(#[from] FileError),
     #[error(transparent)]
+    Text(#[from] text::TextError),
+    #[error(transparent)]
     Gate(#[from] gate::GateError),
     #[error(transparent)]
     Compile(#[from] compile::CompileError),
@@ -50,18 +53,32 @@ pub struct WasmPlugin {
 }
 
 impl WasmPlugin {
-    /// Load the module at `path`; with `sha256`, only if its content has that hash.
+    /// Load the module at `path`, as text if the name ends so; with `sha256`, only if the file has that hash.
     pub fn load(path: &Path, sha256: Option<&str>) -> Result<Self, LoadError> {
-        let load = || Self::from_bytes(file::read(path, gate::MAX_BYTES)?, sha256);
+        let load = || match path.extension().is_some_and(|extension| extension == "wat") {
+            true => Self::from_text(&file::read(path, text::MAX_BYTES)?, sha256),
+            false => Self::from_bytes(file::read(path, gate::MAX_BYTES)?, sha256),
+        };
         let plugin = load().map_err(|reason| LoadError { path: path.into(), reason })?;
         let Self { manifest, sha256, .. } = &plugin;
         tracing::info!(name = manifest.name, version = manifest.version, path = %path.display(), sha256, "WASM policy loaded");
         Ok(plugin)
     }
 
-    /// Check and compile a module. Its exports are looked at in an instance of which nothing is called.
+    /// Translate, check and compile WebAssembly text. The hash is the text's.
+    fn from_text(text: &[u8], sha256: Option<&str>) -> Result<Self, Reason> {
+        let sha256 = file::digest(text, sha256)?;
+        Self::checked(text::translate(text)?, sha256)
+    }
+
+    /// Check and compile a module.
     pub fn from_bytes(bytes: Vec<u8>, sha256: Option<&str>) -> Result<Self, Reason> {
         let sha256 = file::digest(&bytes, sha256)?;
+        Self::checked(bytes, sha256)
+    }
+
+    /// The exports are looked at in an instance of which nothing is called.
+    fn checked(bytes: Vec<u8>, sha256: String) -> Result<Self, Reason> {
         let manifest = gate::check(&bytes)?;
         let settings_schema = manifest.settings_schema();
         let module = compile::compile(bytes.into())?;
