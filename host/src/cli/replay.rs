@@ -22,14 +22,16 @@ use crate::replay::{self, Place, Report, Team, Trace};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  tokenrouter replay recordings/run-00000 --plugin target/release/librstitch.so --settings '{\"threshold\": 0.05}'
-  tokenrouter replay recordings/run-00000 --recorded rstitch --config config/demo.toml --route r2r
-  tokenrouter replay answer.json --plugin my-policy.wat --roles small=slm,large=llm --json
+  tokenrouter replay recordings/run-00000 --plugin my-policy.wat --settings '{\"threshold\": 0.05}'
+  tokenrouter replay recordings/run-00000 --recorded me --config config/demo.toml --route rstitch
+  tokenrouter replay answer.json --plugin libmy_policy.so --roles small=slm,large=llm --json
   tokenrouter replay recordings/run-00000 --plugin my-policy.wasm --csv requests.csv
 
-A trace is a run of a recording ([record] in the configuration), or the output of `tokenrouter generate --json`.
-Policies that keep drafts cannot be replayed. Exit status is 0, 1 when the policy fails, and 2 when the input does
-not fit: a trace without a signal that the policy asks for, settings that its schema refuses.")]
+A trace is a run of a recording ([record] in the configuration), or the output of
+`tokenrouter generate --json`. Policies that keep drafts cannot be replayed.
+
+Exit status is 0, 1 when the policy fails, and 2 when the input does not fit: a trace without a
+signal that the policy asks for, settings that its schema refuses.")]
 pub struct Replay {
     /// A run of a recording, or a file with an answer's JSON
     #[arg(value_name = "TRACE")]
@@ -156,7 +158,7 @@ pub fn run(arguments: &Replay) -> Result<(), Failure> {
 /// The policy of `--plugin`, at the models of `--roles` or of the trace.
 fn given(arguments: &Replay, trace: &Trace) -> Result<Subject, Failure> {
     let path = arguments.plugin.as_deref().unwrap_or(Path::new(""));
-    let plugin = Arc::new(Plugin::load(path, None).map_err(Failure::input)?);
+    let plugin = Arc::new(Plugin::load(path, None).map_err(Failure::input)?.with_made_up_nets());
     let (models, entry) = match (&arguments.roles, &trace.route) {
         (Some(roles), _) => (roles.to_vec(), 0),
         (None, Some(route)) => route.clone(),

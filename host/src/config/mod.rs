@@ -133,6 +133,8 @@ pub struct RouteConfig {
     pub entry: usize,
     pub on_error: OnError,
     pub settings: serde_json::Value,
+    /// Router networks that the policy cannot describe itself, as they are written, and where.
+    pub nets: Option<(serde_json::Value, Origin)>,
     /// Where the route's table begins.
     pub origin: Origin,
     /// Where `plugin` was written.

@@ -279,6 +279,13 @@ fn route(key: Key, field: Field, models: &[ModelConfig]) -> Result<RouteConfig, 
         }
         None => (serde_json::Value::Object(serde_json::Map::new()), key.origin.clone()),
     };
+    let nets = match section.take("nets") {
+        Some(field) => {
+            field.section()?;
+            Some((field.json()?, field.node.origin))
+        }
+        None => None,
+    };
     section.end()?;
     let (name, plugin_origin) = (key.name, plugin.node.origin.clone());
     Ok(RouteConfig {
@@ -289,6 +296,7 @@ fn route(key: Key, field: Field, models: &[ModelConfig]) -> Result<RouteConfig, 
         entry,
         on_error,
         settings,
+        nets,
         origin: key.origin,
         plugin_origin,
         settings_origin,

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::native::NativePlugin;
+use super::nets::HostNet;
 use super::wasm::WasmPlugin;
 use super::{PolicyFactory, native, wasm};
 
@@ -67,6 +68,14 @@ pub struct Plugin {
 }
 
 impl Plugin {
+    /// For checks and replays, which have scores without nets: with made-up ones where a configuration describes them.
+    pub fn with_made_up_nets(self) -> Self {
+        let nets: Vec<HostNet> = self.policy.host_nets().iter().map(|name| HostNet::made_up(name)).collect();
+        // All that are asked for, and no others.
+        let policy = if nets.is_empty() { None } else { self.policy.with_nets(nets).ok() };
+        Self { policy: policy.unwrap_or_else(|| self.policy.clone()), ..self }
+    }
+
     /// Load the plugin at `path`: a WebAssembly module or its text if the name ends so, else a library. With
     /// `sha256`, only if the file has that hash.
     pub fn load(path: &Path, sha256: Option<&str>) -> Result<Self, LoadError> {

@@ -197,7 +197,7 @@ impl Course<'_> {
         self.unasked += usize::from(asks && row.is_none());
         let unfollowed = |what| PlayError::Unfollowed { request: self.request.id, position, what };
         match kind {
-            DecisionKind::Draft => return Err(unfollowed("keeps a draft")),
+            DecisionKind::Draft => Err(unfollowed("keeps a draft")),
             DecisionKind::To(to) if self.idle < MOST_IDLE_HANDOFFS => {
                 let handoff = team.send(self.at, &view(self.request, &self.tokens, candidate), to as usize)?;
                 if handoff.verify || handoff.rollback > 0 {

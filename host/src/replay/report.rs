@@ -15,9 +15,9 @@ const WIDTH: usize = 100;
 
 /// What every number rests on.
 const CAUTION: &str = "\
-After its first difference a request would have gone on with other text. The numbers are those of the recorded
-text, with the signals that were recorded along it: up to the first difference they are exact, after it a guess.
-`tokenrouter eval` measures.
+After its first difference a request would have gone on with other text. The numbers are those of
+the recorded text, with the signals that were recorded along it: up to the first difference they
+are exact, after it a guess. `tokenrouter eval` measures.
 ";
 
 pub struct Report<'a> {

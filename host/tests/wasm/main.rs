@@ -3,6 +3,7 @@
 
 mod hostile;
 mod mutated;
+mod nets;
 mod refused;
 mod rstitch;
 mod support;

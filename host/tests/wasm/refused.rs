@@ -135,7 +135,7 @@ fn a_text_is_translated() {
     let plugin = WasmPlugin::load(&path, None).unwrap();
     assert!(WasmPlugin::load(&path, Some(plugin.sha256())).is_ok());
     assert_ne!(plugin.sha256(), load(&wat(&text)).unwrap().sha256());
-    let mut error = |content: &[u8]| {
+    let error = |content: &[u8]| {
         std::fs::write(&path, content).unwrap();
         WasmPlugin::load(&path, None).err().unwrap().to_string()
     };
@@ -190,7 +190,7 @@ fn what_does_not_start() {
     let configure =
         |body: &str| starting(&format!(r#"{EXPORTS} {ROUTE} (func (export "tr_configure") (result i32) {body})"#));
     assert!(configure("(i32.const 3)").contains("tr_configure refused the settings (code 3)"));
-    assert!(configure("(loop (br 0)) (unreachable)").contains("used up its fuel of 61200"));
+    assert!(configure("(loop (br 0)) (unreachable)").contains("used up its fuel of 10200"));
 }
 
 #[test]

@@ -60,7 +60,7 @@ fn check(arguments: &Check, file: &mut File) -> std::io::Result<()> {
         };
         tell(file, &Line::Found(finding.of(LOAD)))?;
     }
-    let Ok(plugin) = loaded else { return Ok(()) };
+    let Ok(plugin) = loaded.map(Plugin::with_made_up_nets) else { return Ok(()) };
     let settings = arguments.settings.clone().unwrap_or_else(|| json!({}));
     let setup = Setup { factory: &*plugin.policy, models: &arguments.roles, settings: &settings };
     let from = arguments.from.saturating_sub(1);

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use tokenrouter_plugin_api::SignalSet;
 
-use super::layout::MAX_SETTINGS;
+use super::layout::{MAX_NETS, MAX_SETTINGS};
 
 /// Name of the section.
 pub const SECTION: &str = "tokenrouter:policy";
@@ -30,6 +30,8 @@ pub struct Manifest {
     /// Role of the model that the route must begin at.
     pub entry: Option<String>,
     pub signals: SignalSet,
+    /// Names of router networks, in the order of their columns.
+    pub nets: Vec<String>,
     /// In the order in which the module gets them.
     pub settings: Vec<Setting>,
 }
@@ -71,6 +73,8 @@ struct Written {
     entry: Option<String>,
     #[serde(default)]
     signals: Vec<String>,
+    #[serde(default)]
+    nets: Vec<String>,
     #[serde(default)]
     settings: Ordered,
 }
@@ -186,6 +190,15 @@ impl Manifest {
             let wanted = "the signals are entropy, entropy_norm, top1_prob, margin, logsumexp and candidate_prob";
             signals = signals | known.ok_or_else(|| fault("signals", &json!(name), wanted))?.1;
         }
+        if written.nets.len() > MAX_NETS {
+            return Err(fault("nets", &json!(written.nets), "ask for at most 4"));
+        }
+        for (at, net) in written.nets.iter().enumerate() {
+            word("nets", net)?;
+            if written.nets[..at].contains(net) {
+                return Err(fault("nets", &json!(net), "name each net once"));
+            }
+        }
         if written.settings.0.len() > MAX_SETTINGS {
             return Err(fault("settings", &json!(written.settings.0.len()), "use at most 32"));
         }
@@ -196,6 +209,7 @@ impl Manifest {
             roles: written.roles,
             entry: written.entry,
             signals,
+            nets: written.nets,
             settings: settings.collect::<Result<_, _>>()?,
         })
     }
@@ -313,6 +327,8 @@ mod tests {
             (format!(r#", "roles": ["{long}"]"#), "give 1 to 64 letters"),
             (r#", "entry": "slm""#.to_owned(), "entry = \"slm\": give one of `roles`"),
             (r#", "signals": ["text"]"#.to_owned(), "signals = \"text\": the signals are entropy, "),
+            (r#", "nets": ["n", "n"]"#.to_owned(), "nets = \"n\": name each net once"),
+            (r#", "nets": ["a", "b", "c", "d", "e"]"#.to_owned(), "ask for at most 4"),
             (r#", "settings": {"a b": {"type": "number"}}"#.to_owned(), "settings = \"a b\": give 1 to 64"),
             (r#", "settings": {"a": {"type": "string"}}"#.to_owned(), "settings/a = "),
             (r#", "settings": {"a": {"type": "number", "$ref": "http://x"}}"#.to_owned(), "unknown field `$ref`"),

@@ -19,6 +19,7 @@ use tokenrouter_plugin_api::Context;
 use wasmtime::Module;
 
 use super::file::{self, FileError};
+use super::nets::HostNet;
 use super::{PolicyFactory, PolicyFailure, PolicyInstance};
 use manifest::Manifest;
 
@@ -50,6 +51,8 @@ pub struct WasmPlugin {
     settings_schema: String,
     sha256: String,
     module: Module,
+    /// In the order of the manifest; empty until the route's configuration has described them.
+    nets: Arc<[HostNet]>,
 }
 
 impl WasmPlugin {
@@ -82,8 +85,8 @@ impl WasmPlugin {
         let manifest = gate::check(&bytes)?;
         let settings_schema = manifest.settings_schema();
         let module = compile::compile(bytes.into())?;
-        guest::Guest::open(&module)?;
-        Ok(Self { manifest: Arc::new(manifest), settings_schema, sha256, module })
+        guest::Guest::open(&module, manifest.nets.len())?;
+        Ok(Self { manifest: Arc::new(manifest), settings_schema, sha256, module, nets: Arc::new([]) })
     }
 
     /// As the module states it.
@@ -104,7 +107,32 @@ impl PolicyFactory for WasmPlugin {
     fn settings_schema(&self) -> &str {
         &self.settings_schema
     }
+    fn host_nets(&self) -> &[String] {
+        &self.manifest.nets
+    }
+    fn with_nets(&self, mut nets: Vec<HostNet>) -> Result<Arc<dyn PolicyFactory>, String> {
+        let (name, wanted) = (self.name(), &self.manifest.nets);
+        let place = |net: &HostNet| wanted.iter().position(|wanted| *wanted == net.net.name);
+        if let Some(other) = nets.iter().find(|net| place(net).is_none()) {
+            let known =
+                if wanted.is_empty() { "asks for none".to_owned() } else { format!("asks for {}", wanted.join(", ")) };
+            return Err(format!("policy `{name}` has no net `{}`: it {known}", other.net.name));
+        }
+        if let Some(missing) = wanted.iter().find(|wanted| nets.iter().all(|net| net.net.name != **wanted)) {
+            return Err(format!(
+                "policy `{name}` asks for the net `{missing}`; describe it in [routes.ROUTE.nets.{missing}]"
+            ));
+        }
+        nets.sort_by_key(place);
+        Ok(Arc::new(Self {
+            manifest: self.manifest.clone(),
+            settings_schema: self.settings_schema.clone(),
+            sha256: self.sha256.clone(),
+            module: self.module.clone(),
+            nets: nets.into(),
+        }))
+    }
     fn create(&self, context: &Context<'_>, settings: &str) -> Result<Box<dyn PolicyInstance>, PolicyFailure> {
-        Ok(Box::new(instance::WasmInstance::create(&self.manifest, &self.module, context, settings)?))
+        Ok(Box::new(instance::WasmInstance::create(&self.manifest, &self.module, &self.nets, context, settings)?))
     }
 }
