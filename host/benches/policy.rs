@@ -1,14 +1,16 @@
-//! One call of a policy's `route` hook: in a loaded library, linked in, in a WASM module, and in a module that uses
-//! up nearly all of its fuel, which is how long a module can hold its model up. Build the plugin for the same
-//! profile first: `cargo build --release -p tokenrouter-plugin-rstitch`.
+//! One call of a policy's `route` hook: linked into the program, in a loaded library, in WASM modules, in a module that
+//! uses up nearly all of its fuel, and in one that never comes back: with its repetitions by fresh instances, that is
+//! the longest for which a module can hold its model up. After criterion's report comes a table of all of them. Build
+//! the plugin for the same profile first: `cargo build --release -p tokenrouter-plugin-rstitch`.
 
 use std::hint::black_box;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use criterion::{BenchmarkId, Criterion};
 use tokenrouter::policy::native::NativePlugin;
 use tokenrouter::policy::wasm::WasmPlugin;
-use tokenrouter::policy::{Linked, PolicyFactory};
+use tokenrouter::policy::{Linked, PolicyFactory, PolicyInstance};
 use tokenrouter_plugin_api::{
     Context, Decision, ModelDescription, ModelIndex, NoServices, Policy, PolicyError, RouteBatch, SignalColumns,
 };
@@ -41,36 +43,115 @@ const GREEDY: &str = r#"(module
       (loop $next (br_if $next (local.tee $i (i32.sub (local.get $i) (i32.const 1)))))
       (local.get $rows)))"#;
 
-fn measure(criterion: &mut Criterion, name: &str, factory: &dyn PolicyFactory) -> anyhow::Result<()> {
+/// Loops for ever where a row's position is 1000, as no rehearsal has it.
+const ENDLESS: &str = r#"(module
+    (@custom "tokenrouter:policy" "{\"abi\": 1, \"name\": \"endless\", \"version\": \"1\"}")
+    (memory (export "memory") 1)
+    (global (export "tr_block") i32 (i32.const 0))
+    (func (export "tr_route") (param $rows i32) (result i32)
+      (if (i32.eq (i32.load (i32.const 0x2800)) (i32.const 1000)) (then (loop $next (br $next))))
+      (local.get $rows)))"#;
+
+const ROWS: [usize; 3] = [1, 64, 256];
+/// More than a call may take, in nanoseconds: of a library, of a module, and of one that means harm.
+const LIMITS: [(&str, f64); 4] =
+    [("policy/native", 1e3), ("policy/wasm", 2e3), ("policy/wasm-script", 2e3), ("policy/wasm-endless", 150e3)];
+
+/// A row of the table: nanoseconds a call by the number of rows, NaN where it was not measured.
+type Line = (String, [f64; 3]);
+
+fn create(factory: &dyn PolicyFactory) -> anyhow::Result<Box<dyn PolicyInstance>> {
     let models = ["slm", "llm"].map(|role| ModelDescription { name: role.to_owned(), role: role.to_owned() });
     let context =
         Context { route: "r", model: 0, models: &models, entry: 0, vocab_size: 10, eos: &[], services: &NoServices };
-    let mut policy = factory.create(&context, "{}")?;
-    let mut group = criterion.benchmark_group(name);
-    for rows in [1, 16, 256] {
-        let (ids, ones) = ((0..rows as u64).collect::<Vec<_>>(), vec![1 as ModelIndex; rows]);
-        let entropy: Vec<f32> = (0..rows).map(|row| row as f32 * 0.007 % 0.1).collect();
-        let batch = RouteBatch {
-            request_ids: &ids,
-            slots: &ones,
-            seeds: &ids,
-            positions: &ones,
-            candidates: &ones,
-            drafts: &ones,
-            last_models: &ones,
-            remaining: &ones,
-            signals: SignalColumns { entropy_norm: &entropy, ..SignalColumns::default() },
-        };
-        let mut out = vec![Decision::STAY; rows];
-        group.bench_function(BenchmarkId::from_parameter(rows), |bencher| {
-            bencher.iter(|| {
-                out.fill(Decision::STAY);
-                policy.route(black_box(&batch), &mut out).is_ok()
-            });
+    Ok(factory.create(&context, "{}")?)
+}
+
+/// Time calls for so many rows at `position`: `timed` is given the call and how often to make it. The median.
+fn calls(
+    criterion: &mut Criterion,
+    name: &str,
+    rows: usize,
+    position: u32,
+    mut timed: impl FnMut(&mut dyn FnMut(&mut dyn PolicyInstance) -> bool, u64) -> Duration,
+) -> f64 {
+    let (ids, ones) = ((0..rows as u64).collect::<Vec<_>>(), vec![1 as ModelIndex; rows]);
+    let positions = vec![position; rows];
+    let entropy: Vec<f32> = (0..rows).map(|row| row as f32 * 0.007 % 0.1).collect();
+    let batch = RouteBatch {
+        request_ids: &ids,
+        slots: &ones,
+        seeds: &ids,
+        positions: &positions,
+        candidates: &ones,
+        drafts: &ones,
+        last_models: &ones,
+        remaining: &ones,
+        signals: SignalColumns { entropy_norm: &entropy, ..SignalColumns::default() },
+    };
+    let mut out = vec![Decision::STAY; rows];
+    let mut call = |policy: &mut dyn PolicyInstance| {
+        out.fill(Decision::STAY);
+        policy.route(black_box(&batch), &mut out).is_ok()
+    };
+    let mut samples = Vec::new();
+    criterion.benchmark_group(name).bench_function(BenchmarkId::from_parameter(rows), |bencher| {
+        bencher.iter_custom(|times| {
+            let took = timed(&mut call, times);
+            samples.push(took.as_nanos() as f64 / times as f64);
+            took
         });
+    });
+    samples.sort_by(f64::total_cmp);
+    samples.get(samples.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// An instance that is called again and again.
+fn measure(criterion: &mut Criterion, name: &str, factory: &dyn PolicyFactory) -> anyhow::Result<Line> {
+    let mut policy = create(factory)?;
+    let medians = ROWS.map(|rows| {
+        calls(criterion, name, rows, 1, |call, times| {
+            let start = Instant::now();
+            for _ in 0..times {
+                black_box(call(&mut *policy));
+            }
+            start.elapsed()
+        })
+    });
+    Ok((name.to_owned(), medians))
+}
+
+/// A new instance for each call, which fails in the end.
+fn measure_failing(criterion: &mut Criterion, name: &str, factory: &dyn PolicyFactory) -> anyhow::Result<Line> {
+    create(factory)?;
+    let median = calls(criterion, name, 256, 1000, |call, times| {
+        let mut took = Duration::ZERO;
+        for _ in 0..times {
+            let Ok(mut policy) = create(factory) else { continue };
+            let start = Instant::now();
+            let decided = call(&mut *policy);
+            took += start.elapsed();
+            assert!(!decided, "an endless loop came back");
+        }
+        took
+    });
+    Ok((name.to_owned(), [f64::NAN, f64::NAN, median]))
+}
+
+fn print_table(lines: &[Line]) {
+    println!("\nmedian ns a call      {:>10}{:>10}{:>10}   of linked, 256 rows", "1 row", "64 rows", "256 rows");
+    let linked = lines.first().map_or(f64::NAN, |(_, medians)| medians[2]);
+    for (name, medians) in lines {
+        let cell = |ns: f64| if ns.is_nan() { format!("{:>10}", "") } else { format!("{ns:>10.0}") };
+        let limit = LIMITS.iter().find(|(limited, _)| limited == name).map(|(_, limit)| *limit);
+        let verdict = match limit {
+            Some(limit) if medians[2] > limit => format!(", ABOVE its limit of {limit:.0} ns"),
+            Some(limit) => format!(", within its limit of {limit:.0} ns"),
+            None => String::new(),
+        };
+        let cells: String = medians.iter().map(|&ns| cell(ns)).collect();
+        println!("{name:<22}{cells}   {:.1} times{verdict}", medians[2] / linked);
     }
-    group.finish();
-    Ok(())
 }
 
 fn main() -> anyhow::Result<()> {
@@ -78,12 +159,21 @@ fn main() -> anyhow::Result<()> {
     let built = exe.ancestors().nth(2).context("the benchmark is not in target/<profile>/deps")?;
     let plugin = NativePlugin::load(&built.join("librstitch.so"), None)?;
     let mut criterion = Criterion::default().configure_from_args();
-    measure(&mut criterion, "policy/native", &plugin)?;
-    measure(&mut criterion, "policy/linked", &Linked::<Threshold>::default())?;
-    for (name, text) in [("wasm", include_str!("../../plugins/rstitch/rstitch.wat")), ("wasm-greedy", GREEDY)] {
-        let plugin = WasmPlugin::from_bytes(wat::parse_str(text)?, None)?;
-        measure(&mut criterion, &format!("policy/{name}"), &plugin)?;
+    let mut lines = vec![
+        measure(&mut criterion, "policy/linked", &Linked::<Threshold>::default())?,
+        measure(&mut criterion, "policy/native", &plugin)?,
+    ];
+    let script = include_bytes!("../../plugins/rstitch/assemblyscript/rstitch.wasm").to_vec();
+    for (name, module) in [
+        ("policy/wasm", wat::parse_str(include_str!("../../plugins/rstitch/rstitch.wat"))?),
+        ("policy/wasm-script", script),
+        ("policy/wasm-greedy", wat::parse_str(GREEDY)?),
+    ] {
+        lines.push(measure(&mut criterion, name, &WasmPlugin::from_bytes(module, None)?)?);
     }
+    let endless = WasmPlugin::from_bytes(wat::parse_str(ENDLESS)?, None)?;
+    lines.push(measure_failing(&mut criterion, "policy/wasm-endless", &endless)?);
     criterion.final_summary();
+    print_table(&lines);
     Ok(())
 }

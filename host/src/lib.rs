@@ -2,7 +2,8 @@
 //!
 //! Arrows point downward only: `cli` and `api` → `engine` → `subserver` → {`policy`, `runner`,
 //! `request`}. `text` and `config` stand beside the engine: models and policies never see either.
-//! `online` tunes what the engine runs. `record` watches an engine from outside, `bench` measures one.
+//! `online` tunes what the engine runs. `record` watches an engine from outside, `bench` measures one. `replay`
+//! puts a `policy` before what `record` wrote.
 
 pub mod api;
 pub mod bench;
@@ -17,6 +18,7 @@ pub mod online;
 mod plain;
 pub mod policy;
 pub mod record;
+pub mod replay;
 pub mod request;
 pub mod runner;
 pub mod simulation;

@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use super::bench::Bench;
 use super::eval::Eval;
 use super::plugin::Plugin;
+use super::replay::Replay;
 use super::simulate::Simulate;
 use super::tune::Tune;
 
@@ -33,6 +34,7 @@ Examples:
   tokenrouter simulate config/plans/r2r.toml --schedule delayed,eager
   tokenrouter tune --times 6.0,27.9 --handoff 0.35 --concurrency 1..16
   tokenrouter plugin new my-policy
+  tokenrouter replay recordings/run-00000 --plugin my-policy.wat
 
 Any key of the configuration can be set by the environment: TOKENROUTER__SERVER__PORT=8000";
 
@@ -46,6 +48,7 @@ pub enum Command {
     Tune(Box<Tune>),
     Check(Check),
     Plugin(Plugin),
+    Replay(Box<Replay>),
 }
 
 /// Serve the routes and models of a configuration over HTTP

@@ -13,6 +13,7 @@ use super::select::Selection;
 use crate::api::SamplingDefaults;
 use crate::config::{self, Config, HubCache, RouteConfig};
 use crate::engine::{CheckedNets, Engine, ModelSetup, RouteSetup, StartError, TokenText, check_route};
+use crate::policy::nets::{self, HostNet};
 use crate::policy::plugin::{self, Plugin};
 use crate::policy::validate_settings;
 use crate::request::{ModelId, TokenId};
@@ -135,7 +136,7 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
     let directories = config::plugin_directories(config, executable.as_deref());
     for route in &config.routes {
         prepared.excluded.push(shared_vocabulary(config, route, &prepared.texts, &prepared.infos)?);
-        let plugin = plugin(config, route, &directories, &mut loaded)?;
+        let plugin = with_nets(config, route, plugin(config, route, &directories, &mut loaded)?)?;
         validate_settings(plugin.policy.settings_schema(), &route.settings).map_err(|e| {
             Failure::input(config.error(&route.settings_origin, format!("routes.{}.settings: {e}", route.name)))
         })?;
@@ -165,6 +166,7 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
     }
     for index in 0..prepared.config.routes.len() {
         prepared.check(&prepared.route(index))?;
+        prepared.check_host_nets(index)?;
     }
     prepared.plan.devices = device_plans(&prepared.placed, &mut devices, prepared.config.gpu);
     for (index, (model, placed)) in prepared.config.models.iter().zip(&prepared.placed).enumerate() {
@@ -249,6 +251,23 @@ fn plugin(
     Ok(plugin)
 }
 
+/// The route's plugin, with the nets that the route describes for it.
+fn with_nets(config: &Config, route: &RouteConfig, plugin: Arc<Plugin>) -> Result<Arc<Plugin>, Failure> {
+    let fault = |origin, message: String| Failure::input(config.error(origin, message));
+    let (nets, origin) = match &route.nets {
+        Some((table, origin)) => {
+            let nets = nets::written(table);
+            (nets.map_err(|e| fault(origin, format!("routes.{}.nets{e}", route.name)))?, origin)
+        }
+        None if plugin.policy.host_nets().is_empty() => return Ok(plugin),
+        None => (Vec::new(), &route.origin),
+    };
+    let policy = plugin.policy.with_nets(nets);
+    let policy = policy.map_err(|e| fault(origin, format!("routes.{}.nets: {e}", route.name)))?;
+    let Plugin { version, path, sha256, .. } = &*plugin;
+    Ok(Arc::new(Plugin { policy, version: version.clone(), path: path.clone(), sha256: sha256.clone() }))
+}
+
 impl Prepared {
     /// Load the weights and start the engine with the routes of the configuration.
     pub fn start(&self, progress: &Progress) -> Result<Engine, Failure> {
@@ -287,6 +306,20 @@ impl Prepared {
     pub fn check(&self, route: &RouteSetup) -> Result<(), Failure> {
         let texts: Vec<Arc<dyn TokenText>> = self.texts.iter().map(|text| text.clone() as Arc<dyn TokenText>).collect();
         check_route(route, &texts, &self.infos, &mut self.nets()).map_err(|error| self.start_failure(&error))
+    }
+
+    /// A policy that does not describe its nets itself gets one number of each.
+    fn check_host_nets(&self, index: usize) -> Result<(), Failure> {
+        let route = &self.config.routes[index];
+        let Some((table, origin)) = &route.nets else { return Ok(()) };
+        let fault =
+            |message: String| Failure::input(self.config.error(origin, format!("routes.{}.nets{message}", route.name)));
+        for HostNet { net, .. } in nets::written(table).map_err(fault)? {
+            if let Some(width) = self.nets().width(&net).filter(|&width| width != 1) {
+                return Err(fault(format!(".{}: scores {width} numbers a row; let its last node score 1", net.name)));
+            }
+        }
+        Ok(())
     }
 
     /// Add the routers of all routes that were checked to the memory plan.

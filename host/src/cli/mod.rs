@@ -15,6 +15,7 @@ pub(crate) mod plugin;
 mod printer;
 mod progress;
 mod record;
+mod replay;
 mod report;
 mod select;
 mod serve;
@@ -46,6 +47,7 @@ pub fn main() -> ExitCode {
         Command::Tune(tune) => tune::run(tune),
         Command::Check(check) => check::run(check),
         Command::Plugin(plugin) => plugin::run(plugin),
+        Command::Replay(replay) => replay::run(replay),
     });
     let Err(failure) = result else { return ExitCode::SUCCESS };
     let (status, line) = failure.report(output::stderr_is_coloured());

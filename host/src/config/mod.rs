@@ -138,6 +138,8 @@ pub struct RouteConfig {
     /// Wall time that a call of the policy may take.
     pub budget: Duration,
     pub settings: serde_json::Value,
+    /// Router networks that the policy cannot describe itself, as they are written, and where.
+    pub nets: Option<(serde_json::Value, Origin)>,
     /// Where the route's table begins.
     pub origin: Origin,
     /// Where `plugin` was written.

@@ -288,6 +288,13 @@ fn route(key: Key, field: Field, models: &[ModelConfig]) -> Result<RouteConfig, 
         }
         None => (serde_json::Value::Object(serde_json::Map::new()), key.origin.clone()),
     };
+    let nets = match section.take("nets") {
+        Some(field) => {
+            field.section()?;
+            Some((field.json()?, field.node.origin))
+        }
+        None => None,
+    };
     section.end()?;
     let (name, plugin_origin) = (key.name, plugin.node.origin.clone());
     Ok(RouteConfig {
@@ -299,6 +306,7 @@ fn route(key: Key, field: Field, models: &[ModelConfig]) -> Result<RouteConfig, 
         on_error,
         budget,
         settings,
+        nets,
         origin: key.origin,
         plugin_origin,
         settings_origin,

@@ -56,6 +56,11 @@ impl CheckedNets {
         self.0.iter().filter(|c| c.model == model).map(|c| c.bytes).sum()
     }
 
+    /// Numbers of the score of a net that was found good.
+    pub fn width(&self, net: &Net) -> Option<usize> {
+        self.0.iter().find(|c| c.net == *net).map(|c| c.width)
+    }
+
     /// Whether a net at `model` reads earlier positions, for which the model then keeps hidden states.
     pub fn looks_back(&self, model: ModelId) -> bool {
         self.0.iter().any(|c| c.model == model && c.looks_back)

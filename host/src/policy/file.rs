@@ -53,9 +53,14 @@ fn regular(found: &Metadata) -> Result<(), FileError> {
     }))
 }
 
+/// SHA-256 of `bytes` in hexadecimal.
+pub fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// SHA-256 of `bytes` in hexadecimal; with `pin`, only if it is that.
 pub fn digest(bytes: &[u8], pin: Option<&str>) -> Result<String, FileError> {
-    let actual: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    let actual = sha256(bytes);
     if let Some(pin) = pin {
         let wanted = pin.trim().to_ascii_lowercase();
         if wanted.len() != 64 || !wanted.bytes().all(|b| b.is_ascii_hexdigit()) {

@@ -9,8 +9,12 @@ pub mod plugin;
 mod settings;
 pub mod wasm;
 
+pub use file::sha256;
 pub use settings::validate_settings;
 
+use std::sync::Arc;
+
+use nets::HostNet;
 use tokenrouter_plugin_api::{
     Acceptance, Context, Decision, Handoff, ModelIndex, PeerView, Policy, RequestView, Requirements, RouteBatch, Slot,
 };
@@ -58,6 +62,15 @@ pub trait PolicyFactory: Send + Sync {
     fn name(&self) -> &str;
     /// JSON Schema of the settings.
     fn settings_schema(&self) -> &str;
+    /// Names of the nets that the route's configuration describes, for a policy that cannot.
+    fn host_nets(&self) -> &[String] {
+        &[]
+    }
+    /// The same policy with its nets: one for each of [`Self::host_nets`].
+    fn with_nets(&self, nets: Vec<HostNet>) -> Result<Arc<dyn PolicyFactory>, String> {
+        let names: Vec<_> = nets.iter().map(|net| net.net.name.as_str()).collect();
+        Err(format!("policy `{}` takes no nets from a configuration; leave out {}", self.name(), names.join(", ")))
+    }
     /// Make an instance. `settings` has passed the schema.
     fn create(&self, context: &Context<'_>, settings: &str) -> Result<Box<dyn PolicyInstance>, PolicyFailure>;
 }

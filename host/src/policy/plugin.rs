@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::native::NativePlugin;
+use super::nets::HostNet;
 use super::wasm::WasmPlugin;
 use super::{PolicyFactory, native, wasm};
 
@@ -22,10 +23,15 @@ fn list(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
+/// Whether the file's name says that it is a WASM policy, as a module or as text.
+pub fn is_module(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "wasm" || extension == "wat")
+}
+
 /// The plugin with this bare name, in the first directory that has it: `librstitch.so` for `rstitch`, and
 /// `rstitch.wasm` for `rstitch.wasm`.
 pub fn find(name: &str, plugin_dirs: &[PathBuf]) -> Result<PathBuf, FindError> {
-    let stem = name.strip_suffix(".wasm");
+    let stem = name.strip_suffix(".wasm").or_else(|| name.strip_suffix(".wat"));
     let bare = stem.unwrap_or(name);
     if bare.is_empty() || !bare.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
         return Err(FindError::NotBare(name.to_owned()));
@@ -62,10 +68,18 @@ pub struct Plugin {
 }
 
 impl Plugin {
-    /// Load the plugin at `path`: a WebAssembly module if the name ends so, else a library. With `sha256`,
-    /// only if its content has that hash.
+    /// For checks and replays, which have scores without nets: with made-up ones where a configuration describes them.
+    pub fn with_made_up_nets(self) -> Self {
+        let nets: Vec<HostNet> = self.policy.host_nets().iter().map(|name| HostNet::made_up(name)).collect();
+        // All that are asked for, and no others.
+        let policy = if nets.is_empty() { None } else { self.policy.with_nets(nets).ok() };
+        Self { policy: policy.unwrap_or_else(|| self.policy.clone()), ..self }
+    }
+
+    /// Load the plugin at `path`: a WebAssembly module or its text if the name ends so, else a library. With
+    /// `sha256`, only if the file has that hash.
     pub fn load(path: &Path, sha256: Option<&str>) -> Result<Self, LoadError> {
-        if path.extension().is_some_and(|extension| extension == "wasm") {
+        if is_module(path) {
             let plugin = WasmPlugin::load(path, sha256)?;
             let (version, sha256) = (plugin.version().to_owned(), plugin.sha256().to_owned());
             Ok(Self { policy: Arc::new(plugin), version, path: path.to_owned(), sha256 })

@@ -21,7 +21,9 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
 use columns::Shape;
 pub use directory::inspect;
-pub use manifest::{Manifest, Member, Plugin, RequestLine, Route, Settings};
+pub use manifest::{
+    FORMAT as RECORDING_FORMAT, Manifest, Member, Plugin, RequestLine, Route, Settings, VERSION as RECORDING_VERSION,
+};
 use recorder::Recorder;
 use writer::Writer;
 

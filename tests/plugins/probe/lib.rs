@@ -31,6 +31,8 @@ struct Settings {
     thread: bool,
     /// Lines that `create` logs.
     log_lines: u32,
+    /// Seconds that a program sleeps which `create` starts and leaves behind.
+    leave: String,
 }
 
 struct Probe {
@@ -73,7 +75,8 @@ impl Policy for Probe {
             "wait_for": { "type": "string" },
             "flush_to_zero": { "type": "boolean" },
             "thread": { "type": "boolean" },
-            "log_lines": { "type": "integer", "minimum": 0 }
+            "log_lines": { "type": "integer", "minimum": 0 },
+            "leave": { "type": "string" }
         }
     }"#;
 
@@ -83,6 +86,10 @@ impl Policy for Probe {
         probe.reach("create");
         if !probe.settings.error.is_empty() {
             return Err(PolicyError::new(probe.settings.error.clone()));
+        }
+        if !probe.settings.leave.is_empty() {
+            let sleep = std::process::Command::new("sleep").arg(&probe.settings.leave).spawn();
+            sleep.map_err(|e| PolicyError::new(e.to_string()))?;
         }
         for line in 0..probe.settings.log_lines {
             ctx.services.log(LogLevel::Warn, &format!("line {line} \x1b[31m{}", "x".repeat(5000)));

@@ -2,6 +2,7 @@
 
 mod hostile;
 mod mutated;
+mod nets;
 mod refused;
 mod rstitch;
 pub mod support;

@@ -34,7 +34,7 @@ fn what_is_good() {
 fn case_22_what_is_no_module() {
     refused(b"", "is an empty file, not a WebAssembly module; build the policy as a core module");
     refused(b"hello", "is some other file");
-    refused(b"(module)", "is text, not a WebAssembly module; translate it first: wat2wasm");
+    refused(b"(module)", "is text, not a WebAssembly module; name WebAssembly text with the ending .wat");
     refused(
         b"\x7fELF\x02\x01\x01\0",
         "is an ELF file, not a WebAssembly module; name a native plugin with the ending .so",
@@ -104,7 +104,7 @@ fn case_20_what_is_too_large() {
         "1001 local variables in one function",
     );
     let twice = format!("(module {0} {0} {EXPORTS} {ROUTE})", section(MANIFEST));
-    refused(&wat(&twice), "has 2 sections `tokenrouter:policy`, the limit is 1");
+    refused(&wat(&twice), "has 2 sections `tokenrouter:policy`; leave the one that says what the policy is");
 }
 
 #[test]
@@ -130,6 +130,25 @@ fn what_is_too_large_a_file() {
         format!("{prefix}has 65537 bytes, more than the 65536 allowed; strip its debug information")
     );
     assert!(load(dir.path()).ends_with("is a directory, not a regular file; give the path of the plugin's file"));
+}
+
+/// The file's own hash, and the limit on texts.
+#[test]
+fn a_text_is_translated() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("p.wat");
+    let text = format!("(module {} {EXPORTS} {ROUTE})", section(MANIFEST));
+    std::fs::write(&path, &text).unwrap();
+    let plugin = WasmPlugin::load(&path, None).unwrap();
+    assert!(WasmPlugin::load(&path, Some(plugin.sha256())).is_ok());
+    assert_ne!(plugin.sha256(), load(&wat(&text)).unwrap().sha256());
+    let error = |content: &[u8]| {
+        std::fs::write(&path, content).unwrap();
+        WasmPlugin::load(&path, None).err().unwrap().to_string()
+    };
+    assert!(error(b"(module").contains("`: is not WebAssembly text (expected `)`, line 1, column 8); correct it"));
+    assert!(error(b"(module (func (import \"a\" \"f\")))").contains("imports a::f; a policy has no imports"));
+    assert!(error(&[b' '; (256 << 10) + 1]).contains("has 262145 bytes, more than the 262144 allowed"));
 }
 
 #[test]
@@ -202,7 +221,7 @@ fn case_16_what_does_not_start() {
     let configure =
         |body: &str| starting(&format!(r#"{EXPORTS} {ROUTE} (func (export "tr_configure") (result i32) {body})"#));
     assert!(configure("(i32.const 3)").contains("tr_configure refused the settings (code 3)"));
-    assert!(configure("(loop (br 0)) (unreachable)").contains("used up its fuel of 61200"));
+    assert!(configure("(loop (br 0)) (unreachable)").contains("used up its fuel of 10200"));
     assert!(configure("(unreachable)").contains("wasm trap: "));
     refused(&wat("(module (func $f (loop (br 0))) (start $f))"), "has a start function; a policy has none");
 }

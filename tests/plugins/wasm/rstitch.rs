@@ -7,19 +7,26 @@ use tokenrouter_plugin_api::{RequestView, Requirements, SignalSet};
 
 use super::support::{at, decide, load, wat};
 
-fn module() -> Vec<u8> {
-    wat(include_str!("../../../plugins/rstitch/rstitch.wat"))
+/// From text and from AssemblyScript.
+fn modules() -> [Vec<u8>; 2] {
+    [
+        wat(include_str!("../../../plugins/rstitch/rstitch.wat")),
+        include_bytes!("../../../plugins/rstitch/assemblyscript/rstitch.wasm").to_vec(),
+    ]
 }
 
 #[test]
 fn it_says_the_same_of_itself() {
-    let (module, library) = (load(&module()).unwrap(), Linked::<RStitch>::default());
-    assert_eq!(module.name(), library.name());
+    let library = Linked::<RStitch>::default();
     let read =
         |factory: &dyn PolicyFactory| -> serde_json::Value { serde_json::from_str(factory.settings_schema()).unwrap() };
-    assert_eq!(read(&module)["properties"], read(&library)["properties"]);
-    let policy = at(&module, 0, &["slm", "llm"], 0, "{}").unwrap();
-    assert_eq!(*policy.requirements(), Requirements::signals(SignalSet::ENTROPY_NORM));
+    for module in modules() {
+        let module = load(&module).unwrap();
+        assert_eq!(module.name(), library.name());
+        assert_eq!(read(&module)["properties"], read(&library)["properties"]);
+        let policy = at(&module, 0, &["slm", "llm"], 0, "{}").unwrap();
+        assert_eq!(*policy.requirements(), Requirements::signals(SignalSet::ENTROPY_NORM));
+    }
 }
 
 /// Values around the threshold, and any bits.
@@ -39,16 +46,17 @@ proptest! {
     ) {
         let (roles, entry) = if large_first { (["llm", "slm"], 1) } else { (["slm", "llm"], 0) };
         let settings = serde_json::json!({ "threshold": threshold }).to_string();
-        let (module, library) = (load(&module()).unwrap(), Linked::<RStitch>::default());
-        let mut module = at(&module, model, &roles, entry, &settings).unwrap();
-        let mut library = at(&library, model, &roles, entry, &settings).unwrap();
+        let mut library = at(&Linked::<RStitch>::default(), model, &roles, entry, &settings).unwrap();
         let positions = vec![3; signals.len()];
-        let decided = decide(&mut *module, &positions, &signals).unwrap();
-        prop_assert_eq!(&decided, &decide(&mut *library, &positions, &signals).unwrap());
-        for (slot, kind) in decided.iter().enumerate() {
-            if let tokenrouter_plugin_api::DecisionKind::To(to) = *kind {
-                let request = RequestView::new(1, slot as u32, 0, 1, 9, &[5]);
-                prop_assert_eq!(module.send(&request, to).unwrap(), library.send(&request, to).unwrap());
+        let decided = decide(&mut *library, &positions, &signals).unwrap();
+        for module in modules() {
+            let mut module = at(&load(&module).unwrap(), model, &roles, entry, &settings).unwrap();
+            prop_assert_eq!(&decided, &decide(&mut *module, &positions, &signals).unwrap());
+            for (slot, kind) in decided.iter().enumerate() {
+                if let tokenrouter_plugin_api::DecisionKind::To(to) = *kind {
+                    let request = RequestView::new(1, slot as u32, 0, 1, 9, &[5]);
+                    prop_assert_eq!(module.send(&request, to).unwrap(), library.send(&request, to).unwrap());
+                }
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use serde_json::Value;
 use tokenrouter_plugin_api::ModelDescription;
 
@@ -75,11 +75,13 @@ pub struct Check {
 /// A type of its own: clap would take a plain list for repeated values.
 pub type Roles = std::sync::Arc<[ModelDescription]>;
 
-/// Begin a policy: a crate that builds, with a test and a README
+/// Begin a policy: a crate that builds, with a test and a README, or a WASM policy
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   tokenrouter plugin new my-policy
+  tokenrouter plugin new my-policy --wasm
+  tokenrouter plugin new my-policy --wasm=assemblyscript
   tokenrouter plugin new my-policy --dir ~/policies --api ~/tokenrouter/plugin-api
 
 The crate brings a copy of the plugin API's sources along, so that it needs no clone of this server's
@@ -92,11 +94,23 @@ pub struct New {
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub dir: PathBuf,
     /// Depend on the plugin API in this directory in place of a copy
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "wasm")]
     pub api: Option<PathBuf>,
+    /// Begin a WASM policy, which decides by numbers alone and needs nobody's trust: as WebAssembly text, which the
+    /// server itself translates, or in AssemblyScript [default: wat]
+    #[arg(long, value_name = "LANGUAGE", num_args = 0..=1, require_equals = true, default_missing_value = "wat")]
+    pub wasm: Option<Language>,
 }
 
-fn settings(text: &str) -> Result<Value, String> {
+/// What a WASM policy is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Language {
+    Wat,
+    #[value(name = "assemblyscript")]
+    AssemblyScript,
+}
+
+pub fn settings(text: &str) -> Result<Value, String> {
     serde_json::from_str(text)
         .map_err(|e| format!("not JSON ({e}); quote the whole of it for the shell: '{{\"a\": 1}}'"))
 }

@@ -1,7 +1,7 @@
 //! `tokenrouter plugin check`: the process that waits for the one in which the plugin runs.
 
 use std::io::{Read, Seek};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 
 use super::args::Check;
 use super::child::{Line, name, needed};
-use super::report;
+use super::{group, report};
 use crate::cli::output::{Failure, write_stdout};
 use crate::policy::check::{CHECKS, Finding, Status};
 
@@ -95,7 +95,9 @@ fn child(arguments: &Check, from: usize) -> std::io::Result<Ended> {
         command.args(["--settings", &settings.to_string()]);
     }
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors.try_clone()?);
-    let mut process = command.spawn()?;
+    // Processes that the plugin starts belong to the group, too, and end with it.
+    let mut process = command.process_group(0).spawn()?;
+    let group = process.id();
     let limit = Duration::from_secs(arguments.timeout);
     let (mut since, mut written) = (Instant::now(), 0);
     let status = loop {
@@ -107,12 +109,14 @@ fn child(arguments: &Check, from: usize) -> std::io::Result<Ended> {
             (since, written) = (Instant::now(), now_written);
         }
         if since.elapsed() > limit {
-            process.kill()?;
-            process.wait()?;
             break None;
         }
         std::thread::sleep(LOOK);
     };
+    group::end(group)?;
+    if status.is_none() {
+        process.wait()?;
+    }
     // What a plugin writes need not be text.
     let mut said = Vec::new();
     errors.rewind()?;

@@ -39,6 +39,7 @@ pub fn needed(number: usize) -> bool {
 
 pub fn run(arguments: &Check, findings: &Path) -> Result<(), Failure> {
     let named = |e| Failure::work(format!("{}: {e}", findings.display()));
+    super::group::follow_parent().map_err(Failure::work)?;
     let mut file = OpenOptions::new().append(true).open(findings).map_err(named)?;
     check(arguments, &mut file).and_then(|()| tell(&mut file, &Line::Done)).map_err(named)
 }
@@ -59,7 +60,7 @@ fn check(arguments: &Check, file: &mut File) -> std::io::Result<()> {
         };
         tell(file, &Line::Found(finding.of(LOAD)))?;
     }
-    let Ok(plugin) = loaded else { return Ok(()) };
+    let Ok(plugin) = loaded.map(Plugin::with_made_up_nets) else { return Ok(()) };
     let settings = arguments.settings.clone().unwrap_or_else(|| json!({}));
     let setup = Setup { factory: &*plugin.policy, models: &arguments.roles, settings: &settings };
     let from = arguments.from.saturating_sub(1);

@@ -9,6 +9,7 @@ use super::args::Inspect;
 use crate::cli::output::{Failure, write_stdout};
 use crate::policy::PolicyFactory;
 use crate::policy::native::gate;
+use crate::policy::plugin::is_module;
 use crate::policy::wasm::WasmPlugin;
 
 /// What can be known of a plugin that does not run.
@@ -43,8 +44,7 @@ pub fn run(arguments: &Inspect) -> Result<(), Failure> {
 }
 
 fn look(path: &Path) -> Result<Seen, String> {
-    let is_module = path.extension().is_some_and(|extension| extension == "wasm");
-    if is_module { module(path) } else { library(path) }
+    if is_module(path) { module(path) } else { library(path) }
 }
 
 /// What `--json` says of a file that passes the gate.
@@ -70,7 +70,7 @@ fn library(path: &Path) -> Result<Seen, String> {
     })
 }
 
-/// A module is checked and compiled; nothing of it is called.
+/// A module is checked, compiled and made an instance of; nothing of it is called.
 fn module(path: &Path) -> Result<Seen, String> {
     let plugin = WasmPlugin::load(path, None).map_err(|e| e.to_string())?;
     let bytes = std::fs::metadata(path).map_err(|e| format!("plugin `{}`: {e}", path.display()))?.len();

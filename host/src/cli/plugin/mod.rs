@@ -3,11 +3,13 @@
 mod args;
 mod check;
 mod child;
+mod group;
 pub(crate) mod inspect;
 mod new;
+mod new_wasm;
 mod report;
 
-pub use args::Plugin;
+pub use args::{Plugin, Roles, settings};
 
 use super::output::Failure;
 use args::PluginCommand;

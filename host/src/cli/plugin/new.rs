@@ -1,4 +1,4 @@
-//! `tokenrouter plugin new`: a crate that builds as it is.
+//! `tokenrouter plugin new`: a policy that builds as it is, by default a crate.
 //!
 //! The plugin API is in no registry. A copy of its sources, which are part of this program, makes the crate
 //! independent of where this server's repository is.
@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use super::args::New;
+use super::new_wasm;
 use crate::cli::output::{Failure, write_stdout};
 
 /// A crate by these names could not be built: they are its dependencies' and the language's.
@@ -61,6 +62,16 @@ const API_CARGO: &str = include_str!("template/api.toml.in");
 const LIB: &str = include_str!("template/lib.rs.in");
 const README: &str = include_str!("template/README.md.in");
 
+/// A policy that is begun.
+pub struct Begun {
+    /// Paths within its directory.
+    pub files: Vec<(PathBuf, String)>,
+    /// What comes with it, for a sentence.
+    pub with: &'static str,
+    /// Commands to go on with, one a line.
+    pub next: String,
+}
+
 pub fn run(arguments: &New) -> Result<(), Failure> {
     let name = &arguments.name;
     check_name(name).map_err(Failure::input)?;
@@ -72,23 +83,35 @@ pub fn run(arguments: &New) -> Result<(), Failure> {
         return Err(Failure::input(format!("{}: {exists}", to.display())));
     }
     let api = arguments.api.as_deref().map(own_api).transpose().map_err(Failure::input)?;
-    // All of the crate or nothing: it gets its name when it is complete.
+    let begun = match arguments.wasm {
+        Some(language) => new_wasm::begin(name, language, &to),
+        None => begin(name, &to, api.as_deref()),
+    };
+    // All of the policy or nothing: it gets its name when it is complete.
     let made = tempfile::Builder::new().prefix(".new-policy-").tempdir_in(&parent).map_err(|e| named(&parent, e))?;
-    for (path, text) in files(name, &to, api.as_deref()) {
+    for (path, text) in &begun.files {
         let path = made.path().join(path);
         let written = path.parent().map_or(Ok(()), std::fs::create_dir_all).and_then(|()| std::fs::write(&path, text));
         written.map_err(|e| named(&path, e))?;
     }
-    // A temporary directory is its owner's alone; a crate is as any other.
+    // A temporary directory is its owner's alone; this one is as any other.
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(made.path(), open).map_err(|e| named(made.path(), e))?;
     std::fs::rename(made.path(), &to).map_err(|e| named(&to, e))?;
-    let library = library(name);
-    let (to, api) = (to.display(), if api.is_some() { "" } else { ", with a copy of the plugin API" });
+    let (to, Begun { with, next, .. }) = (to.display(), begun);
     write_stdout(&format!(
-        "made {to}{api}\n\nNext, in this directory:\n  cargo test\n  cargo build --release\n  \
-         tokenrouter plugin check target/release/{library}\n\nREADME.md has the route that serves it.\n"
+        "made {to}{with}\n\nNext, in this directory:\n{next}\n\nREADME.md has the route that serves it.\n"
     ))
+}
+
+/// The crate `name`, which will lie at `to`.
+fn begin(name: &str, to: &Path, api: Option<&Path>) -> Begun {
+    let library = library(name);
+    Begun {
+        files: files(name, to, api),
+        with: if api.is_some() { "" } else { ", with a copy of the plugin API" },
+        next: format!("  cargo test\n  cargo build --release\n  tokenrouter plugin check target/release/{library}"),
+    }
 }
 
 fn library(name: &str) -> String {
@@ -158,7 +181,7 @@ fn files(name: &str, to: &Path, api: Option<&Path>) -> Vec<(PathBuf, String)> {
 }
 
 /// The inside of a basic string of TOML.
-fn toml_text(text: &str) -> String {
+pub fn toml_text(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"")
 }
 

@@ -8,8 +8,10 @@ mod pickle;
 #[cfg(test)]
 mod tests;
 mod torch;
+mod written;
 
 pub use file::WeightsFile;
+pub use written::{HostNet, written};
 
 use std::path::Path;
 

@@ -4,7 +4,6 @@ use wasmparser::types::{EntityType, Types};
 use wasmparser::{CompositeInnerType, ConstExpr, Export, FuncType, Operator, ValType};
 
 use super::gate::{GateError, damaged};
-use super::layout::BLOCK;
 
 /// Bytes of a page of memory.
 const PAGE: u64 = 64 << 10;
@@ -26,8 +25,8 @@ const FUNCTIONS: [Function; 3] = {
     ]
 };
 
-/// `values`: of the module's globals, as [`value`] has them. Exports that must be there are.
-pub fn check(types: &Types, exports: &[Export<'_>], values: &[Option<i32>]) -> Result<(), GateError> {
+/// `values`: of the module's globals, as [`value`] has them; `bytes`: of the block. Exports that must be there are.
+pub fn check(types: &Types, exports: &[Export<'_>], values: &[Option<i32>], bytes: usize) -> Result<(), GateError> {
     let find = |name: &str| exports.iter().find(|export| export.name == name);
     for Function { name, parameters, results, wanted } in FUNCTIONS {
         let fits = |of: &FuncType| of.params() == parameters && of.results() == results;
@@ -47,7 +46,8 @@ pub fn check(types: &Types, exports: &[Export<'_>], values: &[Option<i32>]) -> R
     // The block is written before any of the module's code could make memory grow.
     let memory = find("memory").and_then(|export| types.as_ref().entity_type_from_export(export));
     let memory = if let Some(EntityType::Memory(memory)) = memory { memory.initial.saturating_mul(PAGE) } else { 0 };
-    if u64::from(address) + BLOCK as u64 > memory { Err(GateError::Block { address, memory }) } else { Ok(()) }
+    let fits = u64::from(address) + bytes as u64 <= memory;
+    if fits { Ok(()) } else { Err(GateError::Block { address, memory, bytes }) }
 }
 
 fn function<'a>(types: &'a Types, export: &Export<'_>) -> Option<&'a FuncType> {

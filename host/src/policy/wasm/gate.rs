@@ -6,7 +6,7 @@
 use wasmparser::{Encoding, Export, ExternalKind, FunctionBody, Parser, Payload, Validator, WasmFeatures};
 
 use super::exports;
-use super::layout::BLOCK;
+use super::layout::block_bytes;
 use super::manifest::{self, Manifest, ManifestError};
 
 /// Largest file.
@@ -63,14 +63,16 @@ pub enum GateError {
     Memory { found: u64, most: u64 },
     #[error("has no section `{}`; a policy says in it what it is", manifest::SECTION)]
     NoManifest,
+    #[error("has {0} sections `{section}`; leave the one that says what the policy is", section = manifest::SECTION)]
+    Manifests(usize),
     #[error("section tokenrouter:policy: {0}")]
     Manifest(#[from] ManifestError),
     #[error("has no export `{name}`; a policy exports {what}")]
     NoExport { name: &'static str, what: &'static str },
     #[error("export `{name}` is not {wanted}; see docs/policies.md")]
     Export { name: &'static str, wanted: &'static str },
-    #[error("tr_block is {address}, but memory has {memory} bytes and the block {BLOCK}; reserve the block in memory")]
-    Block { address: u32, memory: u64 },
+    #[error("tr_block is {address}, but memory has {memory} bytes and the block {bytes}; reserve the block in memory")]
+    Block { address: u32, memory: u64, bytes: usize },
 }
 
 /// Check a whole module.
@@ -93,16 +95,13 @@ pub fn check(bytes: &[u8]) -> Result<Manifest, GateError> {
             return Err(GateError::NoExport { name, what });
         }
     }
-    exports::check(&types, &walk.exports, &walk.globals)?;
-    match walk.manifests[..] {
-        [] => Err(GateError::NoManifest),
-        [section] => Ok(Manifest::parse(section)?),
-        _ => Err(GateError::TooMany {
-            what: "sections `tokenrouter:policy`",
-            found: walk.manifests.len() as u64,
-            most: 1,
-        }),
-    }
+    let manifest = match walk.manifests[..] {
+        [] => return Err(GateError::NoManifest),
+        [section] => Manifest::parse(section)?,
+        _ => return Err(GateError::Manifests(walk.manifests.len())),
+    };
+    exports::check(&types, &walk.exports, &walk.globals, block_bytes(manifest.nets.len()))?;
+    Ok(manifest)
 }
 
 /// Refuse what does not begin as a module does.
@@ -121,7 +120,7 @@ fn kind(bytes: &[u8]) -> Result<(), GateError> {
         }
         [0x7f, b'E', b'L', b'F', ..] => ("an ELF file", "name a native plugin with the ending .so"),
         [] => ("an empty file", BUILD),
-        [b'(', ..] | [b';', b';', ..] => ("text", "translate it first: wat2wasm, or wasm-tools parse"),
+        [b'(', ..] | [b';', b';', ..] => ("text", "name WebAssembly text with the ending .wat"),
         _ => ("some other file", BUILD),
     };
     Err(GateError::NotModule(what, remedy))

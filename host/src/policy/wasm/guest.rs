@@ -7,7 +7,7 @@ use wasmtime::{
 
 use super::compile::{MAX_EPOCHS, one_line};
 use super::gate;
-use super::layout::{BLOCK, ROWS, Seat, write_seat};
+use super::layout::{Seat, block_bytes, write_seat};
 
 /// Fuel of a call for `rows` rows; an operator takes about one.
 pub fn fuel(rows: usize) -> u64 {
@@ -29,21 +29,23 @@ pub enum Fault {
     Answer(#[from] super::layout::AnswerError),
     #[error("export `{name}` is not {wanted}")]
     Export { name: &'static str, wanted: &'static str },
-    #[error("tr_block is {address}, but memory has {memory} bytes and the block {BLOCK}; reserve the block in memory")]
-    Block { address: u32, memory: usize },
+    #[error("tr_block is {address}, but memory has {memory} bytes and the block {bytes}; reserve the block in memory")]
+    Block { address: u32, memory: usize, bytes: usize },
 }
 
 pub struct Guest {
     store: Store<StoreLimits>,
     memory: Memory,
     block: usize,
+    block_bytes: usize,
     route: TypedFunc<i32, i32>,
     finished: Option<TypedFunc<i32, ()>>,
+    configure: Option<TypedFunc<(), i32>>,
 }
 
 impl Guest {
-    /// Make an instance and tell it where it sits.
-    pub fn start(module: &Module, seat: &Seat) -> Result<Self, Fault> {
+    /// Make an instance, whose exports are as documented. None of its functions is called.
+    pub fn open(module: &Module, nets: usize) -> Result<Self, Fault> {
         let engine: &Engine = module.engine();
         let limits = StoreLimitsBuilder::new()
             .memory_size(gate::MAX_MEMORY as usize)
@@ -54,7 +56,7 @@ impl Guest {
             .build();
         let mut store = Store::new(engine, limits);
         store.limiter(|limits| limits);
-        let started = fuel(ROWS);
+        let started = fuel(1);
         refuel(&mut store, started)?;
         let instance = Instance::new(&mut store, module, &[]).map_err(|e| fault(&e, started))?;
         let memory = instance.get_memory(&mut store, "memory");
@@ -64,9 +66,19 @@ impl Guest {
         let route = route.ok_or(Fault::Export { name: "tr_route", wanted: "a function" })?;
         let finished = function(&instance, &mut store, "tr_finished", "a function (i32) without a result")?;
         let configure = function::<(), i32>(&instance, &mut store, "tr_configure", "a function () -> i32")?;
-        let mut guest = Self { store, memory, block: address as usize, route, finished };
+        let (block, block_bytes) = (address as usize, block_bytes(nets));
+        let mut guest = Self { store, memory, block, block_bytes, route, finished, configure };
+        guest.block()?;
+        Ok(guest)
+    }
+
+    /// [`Self::open`], and tell the instance where it sits.
+    pub fn start(module: &Module, seat: &Seat) -> Result<Self, Fault> {
+        let mut guest = Self::open(module, seat.nets.len())?;
         write_seat(guest.block()?, seat);
-        if let Some(configure) = configure {
+        if let Some(configure) = guest.configure.clone() {
+            // Also a fresh instance that stands in for a failed one waits for this.
+            let started = fuel(1);
             refuel(&mut guest.store, started)?;
             match configure.call(&mut guest.store, ()).map_err(|e| fault(&e, started))? {
                 0 => {}
@@ -76,20 +88,25 @@ impl Guest {
         Ok(guest)
     }
 
-    /// The block in the module's memory as it is now; [`BLOCK`] bytes.
+    /// The block in the module's memory as it is now.
     pub fn block(&mut self) -> Result<&mut [u8], Fault> {
         let data = self.memory.data_mut(&mut self.store);
-        let (memory, address) = (data.len(), self.block);
-        data.get_mut(address..address.saturating_add(BLOCK)).ok_or(Fault::Block { address: address as u32, memory })
+        let (memory, address, bytes) = (data.len(), self.block, self.block_bytes);
+        let block = data.get_mut(address..address.saturating_add(bytes));
+        block.ok_or(Fault::Block { address: address as u32, memory, bytes })
     }
 
-    /// Have the rows in the block decided.
-    pub fn route(&mut self, rows: usize) -> Result<(), Fault> {
-        let fuel = fuel(rows);
-        refuel(&mut self.store, fuel)?;
-        let found = self.route.call(&mut self.store, rows as i32).map_err(|e| fault(&e, fuel))?;
+    /// Have the rows in the block decided within `left` of the call's fuel.
+    pub fn route(&mut self, rows: usize, left: u64) -> Result<(), Fault> {
+        refuel(&mut self.store, left)?;
+        let found = self.route.call(&mut self.store, rows as i32).map_err(|e| fault(&e, fuel(rows)))?;
         let expected = rows as i32;
         if found == expected { Ok(()) } else { Err(Fault::Returned { function: "tr_route", found, expected }) }
+    }
+
+    /// What the last call did not use.
+    pub fn fuel_left(&self) -> u64 {
+        self.store.get_fuel().unwrap_or(0)
     }
 
     pub fn finished(&mut self, slot: u32) -> Result<(), Fault> {

@@ -9,10 +9,11 @@ use tokenrouter_plugin_api::{
 };
 use wasmtime::Module;
 
-use super::guest::{Fault, Guest};
+use super::guest::{Fault, Guest, fuel};
 use super::layout::{self, Answer, Numbering, ROWS, Seat};
 use super::manifest::Manifest;
 use super::restarts::{MOST, Restarts};
+use crate::policy::nets::HostNet;
 use crate::policy::{PolicyFailure, PolicyInstance, Survived};
 
 pub(super) struct WasmInstance {
@@ -34,6 +35,7 @@ impl WasmInstance {
     pub(super) fn create(
         manifest: &Arc<Manifest>,
         module: &Module,
+        nets: &[HostNet],
         context: &Context<'_>,
         settings: &str,
     ) -> Result<Self, PolicyFailure> {
@@ -43,7 +45,18 @@ impl WasmInstance {
         };
         let settings = manifest.numbers(settings).map_err(failure("create"))?;
         let numbering = numbering(manifest, context).map_err(failure("create"))?;
-        let seat = Seat { model: context.model, entry: context.entry, numbering, settings };
+        if nets.len() != manifest.nets.len() {
+            let nets = manifest.nets.join(", ");
+            return Err(failure("create")(format!("asks for the nets {nets}; describe them in [routes.ROUTE.nets]")));
+        }
+        let mut requirements = Requirements::signals(manifest.signals);
+        let mut places = Vec::new();
+        for net in nets {
+            let here = computes(net, context).map_err(failure("create"))? == context.model;
+            places.push(here.then_some(requirements.nets.len()));
+            requirements.nets.extend(here.then(|| net.net.clone()));
+        }
+        let seat = Seat { model: context.model, entry: context.entry, numbering, settings, nets: places };
         let start = || Guest::start(module, &seat).map_err(|fault| fault.to_string());
         rehearse(&mut start().map_err(failure("create"))?, manifest, &seat).map_err(failure("create"))?;
         // Not the one that rehearsed: it remembers requests that never were.
@@ -52,7 +65,7 @@ impl WasmInstance {
             manifest: manifest.clone(),
             module: module.clone(),
             seat,
-            requirements: Requirements::signals(manifest.signals),
+            requirements,
             guest,
             restarts: Restarts::default(),
             survived: Vec::new(),
@@ -88,16 +101,31 @@ impl WasmInstance {
     }
 
     /// The answers for the rows that begin at `first`. A call that fails is repeated by a fresh instance:
-    /// every decision is the module's.
+    /// every decision is the module's. The repetitions have what fuel the call left, so that a module cannot hold its
+    /// model up for longer by failing; one that used up all of it is not repeated.
     fn answers(&mut self, batch: &RouteBatch<'_>, first: usize) -> Result<Vec<Answer>, PolicyFailure> {
+        let mut left = fuel((batch.len() - first).min(ROWS));
+        let mut before: Option<Fault> = None;
         loop {
-            match answers(&mut self.guest, batch, first, self.manifest.signals, &self.seat.numbering) {
+            match answers(&mut self.guest, batch, first, self.manifest.signals, &self.seat, left) {
                 Ok(Ok(answers)) => return Ok(answers),
                 Ok(Err(missing)) => {
                     self.failed = true;
                     return Err(self.failure("route", missing.to_string()));
                 }
-                Err(fault) => self.restart("route", &fault)?,
+                Err(fault) => {
+                    left = self.guest.fuel_left();
+                    if left == 0 || matches!(fault, Fault::Fuel(_)) {
+                        self.failed = true;
+                        let message = match before {
+                            Some(before) => format!("{before}; its repetition used up what fuel the call had left"),
+                            None => fault.to_string(),
+                        };
+                        return Err(self.failure("route", message));
+                    }
+                    self.restart("route", &fault)?;
+                    before = Some(fault);
+                }
             }
         }
     }
@@ -109,14 +137,28 @@ fn answers(
     batch: &RouteBatch<'_>,
     first: usize,
     signals: SignalSet,
-    numbering: &Numbering,
+    seat: &Seat,
+    left: u64,
 ) -> Result<Result<Vec<Answer>, layout::MissingColumn>, Fault> {
-    let rows = match layout::write_rows(guest.block()?, batch, first, signals, numbering) {
+    let block = guest.block()?;
+    let written = layout::write_rows(block, batch, first, signals, &seat.numbering)
+        .and_then(|rows| layout::write_nets(block, batch, first, rows, &seat.nets).map(|()| rows));
+    let rows = match written {
         Ok(rows) => rows,
         Err(missing) => return Ok(Err(missing)),
     };
-    guest.route(rows)?;
-    Ok(Ok(layout::read_answers(guest.block()?, rows, numbering)?))
+    guest.route(rows, left)?;
+    Ok(Ok(layout::read_answers(guest.block()?, rows, &seat.numbering)?))
+}
+
+/// The model that computes a net.
+fn computes(net: &HostNet, context: &Context<'_>) -> Result<ModelIndex, String> {
+    let Some(at) = &net.at else { return Ok(context.entry) };
+    let found = context.models.iter().position(|model| model.role == *at || model.name == *at);
+    found.map(|model| model as ModelIndex).ok_or_else(|| {
+        let roles: Vec<_> = context.models.iter().map(|model| model.role.as_str()).collect();
+        format!("nets.{}.at = {at:?}: no model of the route has this role; it has {}", net.net.name, roles.join(", "))
+    })
 }
 
 /// The models of the route as the module counts them.
@@ -153,6 +195,8 @@ fn rehearse(guest: &mut Guest, manifest: &Manifest, seat: &Seat) -> Result<(), S
         candidate_prob: &signal,
         ..SignalColumns::default()
     };
+    let here = seat.nets.iter().flatten().count();
+    let scores: Vec<f32> = odd.into_iter().cycle().take(ROWS * here).collect();
     for rows in [1, ROWS] {
         let batch = RouteBatch {
             request_ids: &ids[..rows],
@@ -160,11 +204,14 @@ fn rehearse(guest: &mut Guest, manifest: &Manifest, seat: &Seat) -> Result<(), S
             positions: &numbers,
             last_models: &nowhere,
             remaining: &remaining,
-            signals,
+            signals: SignalColumns { net_scores: &scores[..rows * here], net_width: here as u32, ..signals },
             ..RouteBatch::default()
         };
-        let answers = answers(guest, &batch, 0, manifest.signals, &seat.numbering);
-        let answers = answers.map_err(|fault| format!("a rehearsal with {rows} rows: {fault}"))?;
+        let answers = answers(guest, &batch, 0, manifest.signals, seat, fuel(rows));
+        let answers = answers.map_err(|fault| match rows {
+            1 => format!("a rehearsal with 1 row: {fault}"),
+            rows => format!("a rehearsal with {rows} rows: {fault}"),
+        })?;
         answers.map_err(|missing| missing.to_string())?;
     }
     guest.finished(0).map_err(|fault| format!("a rehearsal of tr_finished: {fault}"))

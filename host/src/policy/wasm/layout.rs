@@ -24,8 +24,15 @@ const SLOT: usize = SIGNAL_COLUMNS + SIGNALS.len() * COLUMN;
 const POSITION: usize = SLOT + COLUMN;
 const REMAINING: usize = POSITION + COLUMN;
 const CAME_FROM: usize = REMAINING + COLUMN;
-/// Bytes of the block.
+/// Bytes of the block of a module without nets; their columns come behind it.
 pub const BLOCK: usize = CAME_FROM + COLUMN;
+/// Most nets.
+pub const MAX_NETS: usize = 4;
+
+/// Bytes of the block of a module with so many nets.
+pub const fn block_bytes(nets: usize) -> usize {
+    BLOCK + nets * COLUMN
+}
 
 const _: () = assert!(SETTINGS + 8 * MAX_SETTINGS <= TO && BLOCK == 0x3400);
 
@@ -59,6 +66,8 @@ pub struct Seat {
     pub entry: ModelIndex,
     pub numbering: Numbering,
     pub settings: Vec<f64>,
+    /// For each of the module's nets its place among the scores of a row at this model, if it is computed here.
+    pub nets: Vec<Option<usize>>,
 }
 
 /// One row's decision.
@@ -99,13 +108,40 @@ fn words(block: &mut [u8], at: usize, values: impl Iterator<Item = u32>) {
 
 /// Write what does not change from call to call. `block` has [`BLOCK`] bytes, here and below.
 pub fn write_seat(block: &mut [u8], seat: &Seat) {
-    let Seat { model, entry, numbering, settings } = seat;
+    let Seat { model, entry, numbering, settings, .. } = seat;
     words(block, MODEL, [numbering.number(*model)].into_iter());
     words(block, MODELS, [numbering.models()].into_iter());
     words(block, ENTRY, [numbering.number(*entry)].into_iter());
     for (bytes, value) in block[SETTINGS..TO].as_chunks_mut::<8>().0.iter_mut().zip(settings) {
         *bytes = value.to_le_bytes();
     }
+}
+
+/// Write the scores of `nets` for the rows that begin at `first`. A net that is computed at another model has none here.
+pub fn write_nets(
+    block: &mut [u8],
+    batch: &RouteBatch<'_>,
+    first: usize,
+    rows: usize,
+    nets: &[Option<usize>],
+) -> Result<(), MissingColumn> {
+    let (scores, width) = (batch.signals.net_scores, batch.signals.net_width as usize);
+    let here = nets.iter().flatten().count();
+    // Each score is one number, or the places would not be those of `nets`.
+    if here > 0 && (width != here || scores.len() != batch.len() * width) {
+        return Err(MissingColumn("nets"));
+    }
+    for (net, place) in nets.iter().enumerate() {
+        let value = |row: usize| place.map_or(f32::NAN, |place| scores[row * width + place]);
+        let bits = (first..first + rows).map(value).map(canonical);
+        words(block, block_bytes(net), bits);
+    }
+    Ok(())
+}
+
+/// One NaN for all: its other bits must not become something that decisions depend on.
+fn canonical(value: f32) -> u32 {
+    if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() }
 }
 
 /// Write the rows of `batch` that begin at `first`, at most [`ROWS`] of them, and clear their answers.
@@ -133,9 +169,8 @@ pub fn write_rows(
             4 => columns.logsumexp,
             _ => columns.candidate_prob,
         };
-        // One NaN for all: its other bits must not become something that decisions depend on.
-        let bits = |value: &f32| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() };
-        words(block, SIGNAL_COLUMNS + index * COLUMN, part(column, first, rows, name)?.iter().map(bits));
+        let values = part(column, first, rows, name)?.iter().copied();
+        words(block, SIGNAL_COLUMNS + index * COLUMN, values.map(canonical));
     }
     for (at, column, name) in [
         (SLOT, batch.slots, "slots"),
@@ -199,7 +234,10 @@ mod tests {
     fn models_are_counted_in_the_modules_order() {
         let mut block = vec![0; BLOCK];
         let numbering = Numbering::new(vec![2, 0]);
-        write_seat(&mut block, &Seat { model: 0, entry: 2, numbering: numbering.clone(), settings: vec![0.5, -1.0] });
+        write_seat(
+            &mut block,
+            &Seat { model: 0, entry: 2, numbering: numbering.clone(), settings: vec![0.5, -1.0], nets: vec![] },
+        );
         assert_eq!([MODEL, MODELS, ENTRY].map(|at| word(&block, at)), [1, 2, 0]);
         assert_eq!(block[SETTINGS + 8..SETTINGS + 16], (-1.0f64).to_le_bytes());
         let view = batch(&[2, 0, NO_MODEL], &[0; 3], &[0.0; 3]);
@@ -215,6 +253,23 @@ mod tests {
                 Answer::To(0, Handoff::default())
             ])
         );
+    }
+
+    #[test]
+    fn scores_of_nets_come_behind_the_block() {
+        let ids = [0, 1, 2];
+        let scores = [0.1, 0.2, 0.3, 0.4, 0.5, f32::from_bits(0xffc1_2345)];
+        let signals = SignalColumns { net_scores: &scores, net_width: 2, ..SignalColumns::default() };
+        let view = RouteBatch { request_ids: &ids, signals, ..RouteBatch::default() };
+        let mut block = vec![0; block_bytes(3)];
+        let nets = [Some(1), None, Some(0)];
+        assert_eq!(write_nets(&mut block, &view, 1, 2, &nets), Ok(()));
+        let column = |block: &[u8], net: usize| [0, 4].map(|row| word(block, BLOCK + net * COLUMN + row));
+        assert_eq!(column(&block, 0), [0.4f32.to_bits(), 0x7fc0_0000]);
+        assert_eq!(column(&block, 1), [0x7fc0_0000; 2], "computed at another model");
+        assert_eq!(column(&block, 2), [0.3f32.to_bits(), 0.5f32.to_bits()]);
+        assert_eq!(write_nets(&mut block, &view, 0, 3, &[Some(0), None, None]), Err(MissingColumn("nets")));
+        assert_eq!(write_nets(&mut block, &RouteBatch::default(), 0, 0, &[]), Ok(()));
     }
 
     #[test]

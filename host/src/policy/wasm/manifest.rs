@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use tokenrouter_plugin_api::SignalSet;
 
-use super::layout::MAX_SETTINGS;
+use super::layout::{MAX_NETS, MAX_SETTINGS};
 use crate::plain::plain;
 
 /// Name of the section.
@@ -31,6 +31,8 @@ pub struct Manifest {
     /// Role of the model that the route must begin at.
     pub entry: Option<String>,
     pub signals: SignalSet,
+    /// Names of router networks, in the order of their columns.
+    pub nets: Vec<String>,
     /// In the order in which the module gets them.
     pub settings: Vec<Setting>,
 }
@@ -52,7 +54,7 @@ pub enum ManifestError {
     )]
     Abi(u64),
     #[error("{field} = {value}: {wanted}")]
-    Field { field: String, value: String, wanted: &'static str },
+    Field { field: String, value: String, wanted: String },
 }
 
 #[derive(Deserialize)]
@@ -72,6 +74,8 @@ struct Written {
     entry: Option<String>,
     #[serde(default)]
     signals: Vec<String>,
+    #[serde(default)]
+    nets: Vec<String>,
     #[serde(default)]
     settings: Ordered,
 }
@@ -133,9 +137,14 @@ pub const SIGNALS: [(&str, SignalSet); 6] = [
     ("candidate_prob", SignalSet::CANDIDATE_PROB),
 ];
 
-fn fault(field: impl Into<String>, value: impl std::fmt::Debug, wanted: &'static str) -> ManifestError {
-    let value = format!("{value:?}").chars().take(2 * MAX_NAME_CHARS).collect();
-    ManifestError::Field { field: field.into(), value, wanted }
+/// Values are quoted as the JSON that the author wrote, with nothing in it that steers a terminal.
+fn fault(field: impl Into<String>, value: &Value, wanted: impl Into<String>) -> ManifestError {
+    let shown = |c: char| match c {
+        '"' | '\'' | '\\' => c.to_string(),
+        c => c.escape_debug().to_string(),
+    };
+    let value = value.to_string().chars().take(2 * MAX_NAME_CHARS).map(shown).collect();
+    ManifestError::Field { field: field.into(), value, wanted: wanted.into() }
 }
 
 /// A word that is safe in logs and tables.
@@ -144,14 +153,14 @@ fn word(field: &str, text: &str) -> Result<(), ManifestError> {
     if fits && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.+".contains(&b)) {
         return Ok(());
     }
-    Err(fault(field, text, "give 1 to 64 letters, digits, `-`, `_`, `.` and `+`"))
+    Err(fault(field, &json!(text), "give 1 to 64 letters, digits, `-`, `_`, `.` and `+`"))
 }
 
 impl Manifest {
     pub fn parse(section: &[u8]) -> Result<Self, ManifestError> {
         let json = |e: serde_json::Error| ManifestError::Json(plain(&e.to_string()).chars().take(200).collect());
         if section.len() > MAX_BYTES {
-            return Err(fault("its length", section.len(), "use at most 16384 bytes"));
+            return Err(fault("its length", &json!(section.len()), "use at most 16384 bytes"));
         }
         // Another version may have other fields: its number comes first.
         match serde_json::from_slice::<Version>(section).map_err(json)?.abi {
@@ -162,28 +171,37 @@ impl Manifest {
         word("name", &written.name)?;
         word("version", &written.version)?;
         if written.roles.len() > MAX_ROLES {
-            return Err(fault("roles", &written.roles, "ask for at most 4"));
+            return Err(fault("roles", &json!(written.roles), "ask for at most 4"));
         }
         let mut seen = HashSet::new();
         for role in &written.roles {
             word("roles", role)?;
             if !seen.insert(role) {
-                return Err(fault("roles", role, "name each role once"));
+                return Err(fault("roles", &json!(role), "name each role once"));
             }
         }
         if let Some(entry) = &written.entry
             && !seen.contains(entry)
         {
-            return Err(fault("entry", entry, "give one of `roles`"));
+            return Err(fault("entry", &json!(entry), "give one of `roles`"));
         }
         let mut signals = SignalSet::NONE;
         for name in &written.signals {
             let known = SIGNALS.iter().find(|(known, _)| known == name);
             let wanted = "the signals are entropy, entropy_norm, top1_prob, margin, logsumexp and candidate_prob";
-            signals = signals | known.ok_or_else(|| fault("signals", name, wanted))?.1;
+            signals = signals | known.ok_or_else(|| fault("signals", &json!(name), wanted))?.1;
+        }
+        if written.nets.len() > MAX_NETS {
+            return Err(fault("nets", &json!(written.nets), "ask for at most 4"));
+        }
+        for (at, net) in written.nets.iter().enumerate() {
+            word("nets", net)?;
+            if written.nets[..at].contains(net) {
+                return Err(fault("nets", &json!(net), "name each net once"));
+            }
         }
         if written.settings.0.len() > MAX_SETTINGS {
-            return Err(fault("settings", written.settings.0.len(), "use at most 32"));
+            return Err(fault("settings", &json!(written.settings.0.len()), "use at most 32"));
         }
         let settings = written.settings.0.into_iter().map(|(name, schema)| Setting::new(name, schema));
         Ok(Self {
@@ -192,6 +210,7 @@ impl Manifest {
             roles: written.roles,
             entry: written.entry,
             signals,
+            nets: written.nets,
             settings: settings.collect::<Result<_, _>>()?,
         })
     }
@@ -236,7 +255,7 @@ impl Setting {
         let form =
             "give `type` (number, integer or boolean), and `minimum`, `maximum`, `default` and `description` as needed";
         let written: WrittenSetting =
-            serde_json::from_value(schema.clone()).map_err(|e| fault(&place, e.to_string(), form))?;
+            serde_json::from_value(schema.clone()).map_err(|e| fault(&place, &schema, format!("{e}; {form}")))?;
         if matches!(written.kind, Kind::Boolean) && (written.minimum.is_some() || written.maximum.is_some()) {
             return Err(fault(place, &schema, "a boolean has no `minimum` and no `maximum`"));
         }
@@ -310,11 +329,17 @@ mod tests {
             (format!(r#", "roles": ["{long}"]"#), "give 1 to 64 letters"),
             (r#", "entry": "slm""#.to_owned(), "entry = \"slm\": give one of `roles`"),
             (r#", "signals": ["text"]"#.to_owned(), "signals = \"text\": the signals are entropy, "),
+            (r#", "nets": ["n", "n"]"#.to_owned(), "nets = \"n\": name each net once"),
+            (r#", "nets": ["a", "b", "c", "d", "e"]"#.to_owned(), "ask for at most 4"),
             (r#", "settings": {"a b": {"type": "number"}}"#.to_owned(), "settings = \"a b\": give 1 to 64"),
             (r#", "settings": {"a": {"type": "string"}}"#.to_owned(), "settings/a = "),
             (r#", "settings": {"a": {"type": "number", "$ref": "http://x"}}"#.to_owned(), "unknown field `$ref`"),
             (r#", "settings": {"a": {"type": "number", "pattern": "(a+)+"}}"#.to_owned(), "unknown field `pattern`"),
-            (r#", "settings": {"a": {"type": "boolean", "minimum": 1}}"#.to_owned(), "a boolean has no `minimum`"),
+            (
+                r#", "settings": {"a": {"type": "boolean", "minimum": 1}}"#.to_owned(),
+                r#"settings/a = {"type":"boolean","minimum":1}: a boolean has no `minimum`"#,
+            ),
+            (r#", "roles": ["a\u202e\u0007"]"#.to_owned(), r#"roles = "a\u{202e}\u0007": give 1 to 64 letters"#),
             (
                 r#", "settings": {"a": {"type": "number", "minimum": 1, "maximum": 0}}"#.to_owned(),
                 "no number is between",

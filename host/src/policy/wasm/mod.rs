@@ -12,6 +12,7 @@ mod instance;
 mod layout;
 pub(crate) mod manifest;
 mod restarts;
+mod text;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use tokenrouter_plugin_api::Context;
 use wasmtime::Module;
 
 use super::file::{self, FileError};
+use super::nets::HostNet;
 use super::{PolicyFactory, PolicyFailure, PolicyInstance};
 use manifest::Manifest;
 
@@ -36,9 +38,13 @@ pub enum Reason {
     #[error(transparent)]
     File(#[from] FileError),
     #[error(transparent)]
+    Text(#[from] text::TextError),
+    #[error(transparent)]
     Gate(#[from] gate::GateError),
     #[error(transparent)]
     Compile(#[from] compile::CompileError),
+    #[error("cannot be made an instance of: {0}")]
+    Instance(#[from] guest::Fault),
 }
 
 /// A compiled module.
@@ -47,24 +53,40 @@ pub struct WasmPlugin {
     settings_schema: String,
     sha256: String,
     module: Module,
+    /// In the order of the manifest; empty until the route's configuration has described them.
+    nets: Arc<[HostNet]>,
 }
 
 impl WasmPlugin {
-    /// Load the module at `path`; with `sha256`, only if its content has that hash.
+    /// Load the module at `path`, as text if the name ends so; with `sha256`, only if the file has that hash.
     pub fn load(path: &Path, sha256: Option<&str>) -> Result<Self, LoadError> {
-        let load = || Self::from_bytes(file::read(path, gate::MAX_BYTES)?.0, sha256);
+        let load = || match path.extension().is_some_and(|extension| extension == "wat") {
+            true => Self::from_text(&file::read(path, text::MAX_BYTES)?.0, sha256),
+            false => Self::from_bytes(file::read(path, gate::MAX_BYTES)?.0, sha256),
+        };
         let plugin = load().map_err(|reason| LoadError { path: path.into(), reason })?;
         let Self { manifest, sha256, .. } = &plugin;
         tracing::info!(name = manifest.name, version = manifest.version, path = %path.display(), sha256, "WASM policy loaded");
         Ok(plugin)
     }
 
+    /// Translate, check and compile WebAssembly text. The hash is the text's.
+    fn from_text(text: &[u8], sha256: Option<&str>) -> Result<Self, Reason> {
+        let sha256 = file::digest(text, sha256)?;
+        Self::checked(text::translate(text)?, sha256)
+    }
+
     /// Check and compile a module.
     pub fn from_bytes(bytes: Vec<u8>, sha256: Option<&str>) -> Result<Self, Reason> {
         let sha256 = file::digest(&bytes, sha256)?;
+        Self::checked(bytes, sha256)
+    }
+
+    fn checked(bytes: Vec<u8>, sha256: String) -> Result<Self, Reason> {
         let manifest = gate::check(&bytes)?;
         let settings_schema = manifest.settings_schema();
-        Ok(Self { manifest: Arc::new(manifest), settings_schema, sha256, module: compile::compile(bytes.into())? })
+        let module = compile::compile(bytes.into())?;
+        Ok(Self { manifest: Arc::new(manifest), settings_schema, sha256, module, nets: Arc::new([]) })
     }
 
     /// As the module states it.
@@ -85,7 +107,32 @@ impl PolicyFactory for WasmPlugin {
     fn settings_schema(&self) -> &str {
         &self.settings_schema
     }
+    fn host_nets(&self) -> &[String] {
+        &self.manifest.nets
+    }
+    fn with_nets(&self, mut nets: Vec<HostNet>) -> Result<Arc<dyn PolicyFactory>, String> {
+        let (name, wanted) = (self.name(), &self.manifest.nets);
+        let place = |net: &HostNet| wanted.iter().position(|wanted| *wanted == net.net.name);
+        if let Some(other) = nets.iter().find(|net| place(net).is_none()) {
+            let known =
+                if wanted.is_empty() { "asks for none".to_owned() } else { format!("asks for {}", wanted.join(", ")) };
+            return Err(format!("policy `{name}` has no net `{}`: it {known}", other.net.name));
+        }
+        if let Some(missing) = wanted.iter().find(|wanted| nets.iter().all(|net| net.net.name != **wanted)) {
+            return Err(format!(
+                "policy `{name}` asks for the net `{missing}`; describe it in [routes.ROUTE.nets.{missing}]"
+            ));
+        }
+        nets.sort_by_key(place);
+        Ok(Arc::new(Self {
+            manifest: self.manifest.clone(),
+            settings_schema: self.settings_schema.clone(),
+            sha256: self.sha256.clone(),
+            module: self.module.clone(),
+            nets: nets.into(),
+        }))
+    }
     fn create(&self, context: &Context<'_>, settings: &str) -> Result<Box<dyn PolicyInstance>, PolicyFailure> {
-        Ok(Box::new(instance::WasmInstance::create(&self.manifest, &self.module, context, settings)?))
+        Ok(Box::new(instance::WasmInstance::create(&self.manifest, &self.module, &self.nets, context, settings)?))
     }
 }

@@ -17,7 +17,7 @@ use crate::subserver::gate::Schedule;
 use crate::subserver::observe::{Evaluation, Wanted};
 
 /// The first model's unsure candidates are dropped and the second writes two tokens; some are replaced.
-struct Hop(ModelIndex);
+pub(super) struct Hop(ModelIndex);
 
 impl Policy for Hop {
     const NAME: &'static str = "hop";
@@ -44,7 +44,7 @@ impl Policy for Hop {
 }
 
 /// Every token from the next model.
-struct Turns(ModelIndex);
+pub(super) struct Turns(ModelIndex);
 
 impl Policy for Turns {
     const NAME: &'static str = "turns";
@@ -57,7 +57,7 @@ impl Policy for Turns {
 }
 
 /// The first model drafts three tokens, the second verifies them and keeps those with even ids.
-struct Speculate(ModelIndex);
+pub(super) struct Speculate(ModelIndex);
 
 impl Policy for Speculate {
     const NAME: &'static str = "speculate";
@@ -91,7 +91,7 @@ impl TokenText for NoText {
 }
 
 /// Three models under `hop`, `turns` and `speculate`, watched by `observer`.
-fn engine(observer: Arc<dyn Observer>) -> Engine {
+pub(super) fn engine(observer: Arc<dyn Observer>) -> Engine {
     let models = (0..3).map(|index| ModelSetup {
         masked: Vec::new(),
         runner: Box::new(model(index)),
@@ -122,7 +122,7 @@ fn engine(observer: Arc<dyn Observer>) -> Engine {
     Engine::start_observed(models.collect(), routes, Schedule::default(), Some(observer)).unwrap()
 }
 
-fn routes() -> Vec<Route> {
+pub(super) fn routes() -> Vec<Route> {
     let named = [route("hop", &[0, 2], true), route("turns", &[2, 1, 0], true), route("speculate", &[1, 2], true)];
     let alone = [0, 1, 2].map(|m| Route { plugin: None, ..route(&format!("m/{m}"), &[m], m != 1) });
     named.into_iter().chain(alone).collect()

@@ -2,6 +2,7 @@
 
 mod engine;
 mod made_up;
+mod replay;
 
 use std::path::Path;
 

@@ -1,6 +1,10 @@
 //! `tokenrouter plugin` as authors meet it, on the plugins that are built beside the program.
 #![allow(clippy::unwrap_used)] // Helpers of tests.
 
+mod begin;
+mod nets;
+mod replay;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -82,6 +86,39 @@ fn inspect_tells_without_running() {
     assert_eq!((output.status.code(), &report["loads"]), (Some(2), &json!(false)));
 }
 
+/// As the server translates it, and as `cargo xtask build` does.
+#[test]
+fn a_module_may_be_text() {
+    let (_dir, module) = module();
+    let report =
+        |file: &str| -> Value { serde_json::from_slice(&plugin(&["inspect", file, "--json"]).stdout).unwrap() };
+    let (text, module) = (report("plugins/rstitch/rstitch.wat"), report(&module));
+    for field in ["kind", "name", "version", "settings_schema", "gate"] {
+        assert_eq!(text[field], module[field], "{field}");
+    }
+    assert_ne!(text["sha256"], module["sha256"]);
+}
+
+/// What a server would not start with, none of its code has to run for.
+#[test]
+fn inspect_looks_at_exports() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = std::fs::read_to_string(root().join("plugins/rstitch/rstitch.wat")).unwrap();
+    for (from, to, part) in [
+        ("\"tr_block\") i32 (i32.const 0)", "\"tr_block\") i32 (i32.const 60000)", "tr_block is 60000, but memory has"),
+        ("\"tr_block\") i32 (i32.const 0)", "\"tr_block\") i64 (i64.const 0)", "`tr_block` is not a constant i32"),
+        ("  (memory", "  (func (export \"tr_finished\"))\n  (memory", "`tr_finished` is not a function (i32)"),
+        ("  (memory", "  (global (export \"tr_configure\") i32 (i32.const 0))\n  (memory", "`tr_configure` is not a"),
+    ] {
+        assert!(good.contains(from), "{from}");
+        let file = dir.path().join("p.wat");
+        std::fs::write(&file, good.replacen(from, to, 1)).unwrap();
+        let output = plugin(&["inspect", file.to_str().unwrap()]);
+        let error = text(&output.stderr);
+        assert!(output.status.code() == Some(2) && error.contains(part), "{error}");
+    }
+}
+
 #[test]
 fn every_policy_that_comes_along_passes() {
     let plugins = std::fs::read_dir(root().join("plugins")).unwrap();
@@ -89,7 +126,12 @@ fn every_policy_that_comes_along_passes() {
     names.push("cascade".into());
     let (_dir, module) = module();
     let files = names.iter().map(|name| (name.as_str(), built(&format!("lib{name}.so"))));
-    for (name, file) in files.chain([("rstitch as a module", module)]) {
+    let written = [
+        ("rstitch as a module", module),
+        ("rstitch as text", root().join("plugins/rstitch/rstitch.wat").display().to_string()),
+        ("rstitch in AssemblyScript", root().join("plugins/rstitch/assemblyscript/rstitch.wasm").display().to_string()),
+    ];
+    for (name, file) in files.chain(written) {
         let settings = match name {
             "me" | "per_request_random" => json!({ "weights": { "small": 0.5, "large": 0.5 } }),
             "random" => json!({ "probabilities": { "large": 0.3 } }),
@@ -143,6 +185,31 @@ fn what_ends_the_process_is_a_finding() {
 }
 
 #[test]
+fn what_a_plugin_starts_ends_with_its_check() {
+    // A number of seconds that no other process sleeps.
+    let seconds = format!("86400.{}", std::process::id());
+    let running = || {
+        let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path().join("cmdline"));
+        let sleeps =
+            |path: &PathBuf| std::fs::read(path).is_ok_and(|line| line == format!("sleep\0{seconds}\0").as_bytes());
+        processes.filter(sleeps).count()
+    };
+    let mut sleep = Command::new("sleep").arg(&seconds).spawn().unwrap();
+    assert_eq!(running(), 1);
+    sleep.kill().unwrap();
+    sleep.wait().unwrap();
+    for end in ["", "abort"] {
+        let settings = json!({ "leave": seconds, "end": end }).to_string();
+        let (_, findings) = check(&built("libprobe.so"), &["--settings", &settings]);
+        assert_eq!(findings[2].1, "ok", "{findings:?}");
+        // A process that was ended is gone when its parent has seen it.
+        while running() > 0 {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
 fn the_table_fits_and_says_what_to_do() {
     let output = plugin(&["check", &built("libme.so")]);
     let table = text(&output.stdout);
@@ -153,36 +220,4 @@ fn the_table_fits_and_says_what_to_do() {
     assert!(text(&output.stderr).contains("1 of 13 checks failed"));
     let missing = plugin(&["check", "missing.so"]);
     assert!(text(&missing.stdout).contains("no such file"), "{}", text(&missing.stdout));
-}
-
-#[test]
-fn a_new_policy_builds_and_passes() {
-    let dir = tempfile::tempdir().unwrap();
-    let within = ["--dir", dir.path().to_str().unwrap()];
-    let new = |name: &str| plugin(&[&["new", name], &within[..]].concat());
-    let output = new("my-policy");
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let crate_ = dir.path().join("my-policy");
-    let entries = std::fs::read_dir(dir.path()).unwrap().count();
-    assert!(entries == 1 && crate_.join("plugin-api/src/lib.rs").is_file());
-
-    // One directory for every run: only the crate itself is built anew.
-    let target = program().ancestors().nth(2).unwrap().join("new-policy");
-    for command in [&["test"][..], &["build"]] {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.args(command).args(["--offline", "--quiet", "--target-dir"]).arg(&target).current_dir(&crate_);
-        // The flags of an instrumented build of this test are not meant for it.
-        cargo.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS").env_remove("CARGO_BUILD_TARGET");
-        let output = cargo.env("CARGO_PROFILE_DEV_DEBUG", "0").output().unwrap();
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        assert!(!text(&output.stderr).contains("warning"), "{}", text(&output.stderr));
-    }
-    let library = target.join("debug/libmy_policy.so");
-    let (status, findings) = check(library.to_str().unwrap(), &["--settings", r#"{"threshold": 0.4}"#]);
-    assert_eq!(status, Some(0), "{findings:#?}");
-
-    let again = new("my-policy");
-    assert!(again.status.code() == Some(2) && text(&again.stderr).contains("exists already"));
-    assert!(text(&new("My").stderr).contains("`My` is no name for a policy"));
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }

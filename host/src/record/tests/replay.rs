@@ -1,0 +1,71 @@
+//! Recordings of a whole engine, before policies again.
+
+use tokenrouter_plugin_api::{NoServices, Services};
+
+use super::engine::{Hop, Speculate, Turns, engine, routes};
+use super::*;
+use crate::policy::{Linked, PolicyFactory};
+use crate::replay::{Place, PlayError, Played, Team, TeamError, play, read};
+use crate::request::Event;
+
+/// A recording of requests of `hop`, `turns` and `speculate`.
+fn recorded(directory: &std::path::Path) -> PathBuf {
+    let recording = Recording::start(setup(directory, settings(1 << 30, 100), 3, routes())).unwrap();
+    let engine = engine(recording.observer());
+    let streams: Vec<_> = (0..15).map(|i| engine.submit(request(i % 3, i / 3, 20 + i)).unwrap()).collect();
+    for mut stream in streams {
+        while !matches!(stream.events.blocking_recv().unwrap().event, Event::Finished { .. }) {}
+    }
+    drop(engine);
+    recording.directory().clone()
+}
+
+fn replay(run: &std::path::Path, recorded: &str, policy: &dyn PolicyFactory) -> Result<Vec<Played>, String> {
+    let trace = read(run, Some(recorded))?;
+    let (models, entry) = trace.route.clone().unwrap();
+    let services: Vec<&dyn Services> = vec![&NoServices; models.len()];
+    let place =
+        Place { route: "r", models: &models, entry, vocab_size: trace.vocab_size, eos: &[], services: &services };
+    let team = || Team::new(policy, "{}", &place, &trace).map_err(|e: TeamError| e.to_string());
+    play(&trace, &mut team()?, &mut team()?).map_err(|e: PlayError| e.to_string())
+}
+
+#[test]
+fn a_policy_before_its_own_recording_goes_the_recorded_course() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = recorded(directory.path());
+    let policies: [(&str, &dyn PolicyFactory); 2] =
+        [("hop", &Linked::<Hop>::default()), ("turns", &Linked::<Turns>::default())];
+    for (name, policy) in policies {
+        let played = replay(&run, name, policy).unwrap();
+        assert_eq!(played.len(), 5, "{name}");
+        for played in played {
+            assert!(played.compared > 10 && played.handoffs > 3, "{name}: {played:?}");
+            assert_eq!((played.alike, played.unasked, &played.first), (played.compared, 0, &None), "{name}");
+            assert_eq!(played.chosen, played.recorded, "{name}");
+            assert_eq!(played.handoffs, played.recorded_handoffs, "{name}");
+        }
+    }
+    // Another policy differs, and says where.
+    let played = replay(&run, "hop", &Linked::<Turns>::default()).unwrap();
+    assert!(played.iter().all(|played| played.first.as_ref().is_some_and(|first| first.chosen.starts_with("to "))));
+    assert!(played.iter().any(|played| played.unasked > 0), "{played:?}");
+}
+
+#[test]
+fn what_cannot_be_replayed() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = recorded(directory.path());
+    let error = replay(&run, "speculate", &Linked::<Speculate>::default()).unwrap_err();
+    assert!(error.contains("the policy keeps a draft; a replay follows policies that stay and hand over"), "{error}");
+    // `hop` asks for a logit that only its own recording has.
+    let error = replay(&run, "turns", &Linked::<Hop>::default()).unwrap_err();
+    assert!(error.contains("has no `token_logit_5` at model `m/2`, which policy `hop` asks for"), "{error}");
+    let error = read(&run, None).unwrap_err();
+    assert!(error.ends_with("has requests of the routes hop, turns, speculate; choose one with --recorded"), "{error}");
+    let error = read(&run, Some("m/0")).unwrap_err();
+    assert!(error.contains("has no requests of --recorded \"m/0\"; it has those of hop, turns, speculate"), "{error}");
+    assert!(read(directory.path(), Some("hop")).is_ok(), "its only run");
+    let error = read(&directory.path().join("none"), None).unwrap_err();
+    assert!(error.contains("No such file"), "{error}");
+}

@@ -1,0 +1,213 @@
+//! Traces from recordings; docs/recording.md describes their files.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use safetensors::{Dtype, SafeTensors};
+use tokenrouter_plugin_api::{ModelDescription, NO_TOKEN};
+
+use super::{Answer, Columns, Request, Row, Trace};
+use crate::record::{Manifest, RECORDING_FORMAT, RECORDING_VERSION, RequestLine};
+
+/// Columns of a shard that are no signals.
+const PLAIN: [&str; 9] =
+    ["request", "position", "candidate", "draft", "decision", "decision_model", "replacement", "time_us", "route"];
+
+pub fn read(directory: &Path, route: Option<&str>) -> Result<Trace, String> {
+    let run = run(directory)?;
+    let text = std::fs::read(run.join("manifest.json")).map_err(|e| format!("manifest.json: {e}"))?;
+    let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| format!("manifest.json: {e}"))?;
+    if (manifest.format.as_str(), manifest.version) != (RECORDING_FORMAT, RECORDING_VERSION) {
+        let Manifest { format, version, .. } = manifest;
+        return Err(format!("is {format} {version}; this program reads {RECORDING_FORMAT} {RECORDING_VERSION}"));
+    }
+    let mut lines = Vec::new();
+    for file in &manifest.requests {
+        let text = std::fs::read_to_string(run.join(&file.file)).map_err(|e| format!("{}: {e}", file.file))?;
+        for (at, line) in text.lines().enumerate() {
+            let line: RequestLine =
+                serde_json::from_str(line).map_err(|e| format!("{}: line {}: {e}", file.file, at + 1))?;
+            lines.push(line);
+        }
+    }
+    let index = choose(&manifest, &lines, route)?;
+    lines.retain(|line| line.route as usize == index);
+    let mut read = Read { rows: HashMap::new(), columns: vec![Columns::default(); manifest.models.len()] };
+    for shard in &manifest.shards {
+        let model = manifest.models.iter().position(|model| model.name == shard.model);
+        let model = model.ok_or_else(|| format!("{}: model `{}` is not in the manifest", shard.file, shard.model))?;
+        let bytes = std::fs::read(run.join(&shard.file)).map_err(|e| format!("{}: {e}", shard.file))?;
+        read.shard(&bytes, model, index).map_err(|e| format!("{}: {e}", shard.file))?;
+    }
+    let described = &manifest.routes[index];
+    let models = described.models.iter().map(|m| ModelDescription { name: m.name.clone(), role: m.role.clone() });
+    let mut notes = Vec::new();
+    if manifest.dropped_rows > 0 {
+        notes.push(format!("The recording lost {} evaluations: the disk was too slow.", manifest.dropped_rows));
+    }
+    if lines.iter().any(|line| line.prompt_ids.is_none()) {
+        notes.push("Prompts are not recorded (record.requests): a policy that reads them sees unknown tokens.".into());
+    }
+    Ok(Trace {
+        source: format!("route {}", described.name),
+        route: Some((models.collect(), described.entry)),
+        models: manifest.models.iter().map(|model| model.name.clone()).collect(),
+        requests: lines.into_iter().map(|line| read.request(line)).collect(),
+        columns: read.columns,
+        vocab_size: manifest.models.iter().map(|model| model.vocab_size).min().unwrap_or_default(),
+        notes,
+    })
+}
+
+/// The directory of the run.
+fn run(directory: &Path) -> Result<PathBuf, String> {
+    if directory.join("manifest.json").is_file() {
+        return Ok(directory.to_owned());
+    }
+    let entries = std::fs::read_dir(directory).map_err(|e| e.to_string())?;
+    let mut runs: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    runs.retain(|path| path.join("manifest.json").is_file());
+    runs.sort();
+    match &runs[..] {
+        [run] => Ok(run.clone()),
+        [] => Err("is no recording: it has no manifest.json; give a run of a recording, such as run-00000".into()),
+        [.., last] => Err(format!("holds {} runs; give one, such as {}", runs.len(), last.display())),
+    }
+}
+
+/// The route whose requests are replayed.
+fn choose(manifest: &Manifest, lines: &[RequestLine], route: Option<&str>) -> Result<usize, String> {
+    let ended = |index: usize| lines.iter().filter(|line| line.route as usize == index).count();
+    let with: Vec<usize> = (0..manifest.routes.len()).filter(|&index| ended(index) > 0).collect();
+    let names = with.iter().map(|&index| manifest.routes[index].name.as_str()).collect::<Vec<_>>().join(", ");
+    match (route, &with[..]) {
+        (_, []) => Err("has no request that ended".into()),
+        (None, [index]) => Ok(*index),
+        (None, _) => Err(format!("has requests of the routes {names}; choose one with --recorded")),
+        (Some(route), with) => {
+            let found = with.iter().find(|&&index| manifest.routes[index].name == route);
+            found.copied().ok_or_else(|| format!("has no requests of --recorded {route:?}; it has those of {names}"))
+        }
+    }
+}
+
+struct Read {
+    /// By request, with their times.
+    rows: HashMap<u64, Vec<(i64, Row, Option<u32>)>>,
+    columns: Vec<Columns>,
+}
+
+impl Read {
+    fn shard(&mut self, bytes: &[u8], model: usize, route: usize) -> Result<(), String> {
+        let file = SafeTensors::deserialize(bytes).map_err(|e| e.to_string())?;
+        let [requests, times] = [longs(&file, "request")?, longs(&file, "time_us")?];
+        let [positions, candidates, drafts, models, replacements, routes] =
+            ["position", "candidate", "draft", "decision_model", "replacement", "route"].map(|name| ints(&file, name));
+        let (positions, candidates, drafts, models) = (positions?, candidates?, drafts?, models?);
+        let (replacements, routes) = (replacements?, routes?);
+        let decisions = column(&file, "decision", Dtype::U8)?;
+        let rows = requests.len();
+        let same = [positions.len(), candidates.len(), drafts.len(), models.len(), replacements.len(), routes.len()];
+        if same.iter().any(|&len| len != rows) || times.len() != rows || decisions.len() != rows {
+            return Err("its columns differ in length".into());
+        }
+        let taken: Vec<usize> = (0..rows).filter(|&row| routes[row] == route as i32).collect();
+        let first = self.signals(&file, model, rows, &taken)?;
+        for (place, &row) in taken.iter().enumerate() {
+            let answer = match decisions[row] {
+                0 => Some(Answer::Stay),
+                1 => Some(Answer::Draft),
+                2 => usize::try_from(models[row]).ok().map(Answer::To),
+                3 => Some(Answer::Accept),
+                _ => None,
+            };
+            let entry = Row {
+                model,
+                at: first + place,
+                position: positions[row] as u32,
+                candidate: candidates[row] as u32,
+                draft: u32::try_from(drafts[row]).unwrap_or(NO_TOKEN),
+                asked: decisions[row] != 4,
+                answer,
+            };
+            let replacement = u32::try_from(replacements[row]).ok();
+            self.rows.entry(requests[row] as u64).or_default().push((times[row], entry, replacement));
+        }
+        Ok(())
+    }
+
+    /// Add the signals of the rows `taken` of a shard; answers with the place of the first.
+    fn signals(&mut self, file: &SafeTensors<'_>, model: usize, rows: usize, taken: &[usize]) -> Result<usize, String> {
+        let columns = &mut self.columns[model];
+        let first = columns.rows;
+        columns.rows += taken.len();
+        for (name, tensor) in file.tensors() {
+            if PLAIN.contains(&name.as_str()) || tensor.dtype() != Dtype::F32 || tensor.shape() != [rows] {
+                continue;
+            }
+            let values = floats(tensor.data());
+            let column = columns.scalars.entry(name).or_default();
+            column.resize(first, f32::NAN);
+            column.extend(taken.iter().map(|&row| values[row]));
+        }
+        // What this shard has not, but an earlier one.
+        columns.scalars.values_mut().for_each(|column| column.resize(columns.rows, f32::NAN));
+        if let Ok(tensor) = file.tensor("topk_values") {
+            let [_, width] = *tensor.shape() else { return Err("topk_values is no matrix".into()) };
+            let (values, ids) = (floats(tensor.data()), ints(file, "topk_ids")?);
+            if values.len() != rows * width || ids.len() != rows * width {
+                return Err("topk_values and topk_ids differ in shape".into());
+            }
+            columns.top_k = width;
+            for &row in taken {
+                columns.topk_values.extend(&values[row * width..][..width]);
+                let ids = ids[row * width..][..width].iter();
+                columns.topk_ids.extend(ids.map(|&id| u32::try_from(id).unwrap_or(NO_TOKEN)));
+            }
+        }
+        Ok(first)
+    }
+
+    fn request(&mut self, line: RequestLine) -> Request {
+        let mut rows = self.rows.remove(&line.id).unwrap_or_default();
+        rows.sort_by_key(|(time, row, _)| (*time, row.position));
+        let written: BTreeMap<(u32, usize), u32> = rows
+            .iter()
+            .map(|(_, row, replacement)| ((row.position, row.model), replacement.unwrap_or(row.candidate)))
+            .collect();
+        let writers: Vec<usize> = line.writers.iter().map(|&writer| writer as usize).collect();
+        let derived = (0u32..).zip(&writers);
+        let derived = derived.map(|(at, &model)| written.get(&(at, model)).copied().unwrap_or(NO_TOKEN));
+        let changes = rows.windows(2).filter(|pair| pair[0].1.model != pair[1].1.model).count() as u32;
+        Request {
+            id: line.id,
+            seed: line.sampling.seed,
+            prompt: line.prompt_ids.unwrap_or_else(|| vec![NO_TOKEN; line.prompt_tokens as usize]),
+            max_tokens: line.max_tokens,
+            tokens: line.token_ids.unwrap_or_else(|| derived.collect()),
+            writers,
+            handoffs: line.handoffs.unwrap_or(changes),
+            rows: rows.into_iter().map(|(_, row, _)| row).collect(),
+        }
+    }
+}
+
+fn column<'a>(file: &SafeTensors<'a>, name: &str, dtype: Dtype) -> Result<&'a [u8], String> {
+    let tensor = file.tensor(name).map_err(|_| format!("has no column `{name}`"))?;
+    match tensor.dtype() {
+        found if found == dtype => Ok(tensor.data()),
+        found => Err(format!("column `{name}` is {found}, not {dtype}")),
+    }
+}
+
+fn longs(file: &SafeTensors<'_>, name: &str) -> Result<Vec<i64>, String> {
+    Ok(column(file, name, Dtype::I64)?.as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
+}
+
+fn ints(file: &SafeTensors<'_>, name: &str) -> Result<Vec<i32>, String> {
+    Ok(column(file, name, Dtype::I32)?.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect())
+}
+
+fn floats(data: &[u8]) -> Vec<f32> {
+    data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
