@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::choice::ChoiceError;
 use super::http::json_response;
 use crate::engine::SubmitError;
+use crate::plain::plain;
 use crate::request::{ModelDown, RequestError, RouteDisabled};
 
 /// Code of a request that needs a model that is down.
@@ -29,8 +30,9 @@ pub struct ApiError {
 }
 
 impl ApiError {
+    /// What `message` quotes of a client's words stays on one line.
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, code, param: None, message: message.into() }
+        Self { status, code, param: None, message: plain(&message.into()) }
     }
 
     pub fn param(self, param: impl Into<String>) -> Self {

@@ -194,8 +194,14 @@ fn what_a_plugin_starts_ends_with_its_check() {
             |path: &PathBuf| std::fs::read(path).is_ok_and(|line| line == format!("sleep\0{seconds}\0").as_bytes());
         processes.filter(sleeps).count()
     };
+    let wait = |count: usize| {
+        while running() != count {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    };
+    // It can be seen, though not at once: a program has its name a moment after it was started.
     let mut sleep = Command::new("sleep").arg(&seconds).spawn().unwrap();
-    assert_eq!(running(), 1);
+    wait(1);
     sleep.kill().unwrap();
     sleep.wait().unwrap();
     for end in ["", "abort"] {
@@ -203,9 +209,7 @@ fn what_a_plugin_starts_ends_with_its_check() {
         let (_, findings) = check(&built("libprobe.so"), &["--settings", &settings]);
         assert_eq!(findings[2].1, "ok", "{findings:?}");
         // A process that was ended is gone when its parent has seen it.
-        while running() > 0 {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
+        wait(0);
     }
 }
 

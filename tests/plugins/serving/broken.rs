@@ -118,7 +118,9 @@ fn case_15_and_21_modules_that_trap_or_never_end() {
     for (name, _) in bodies {
         server.text(name);
         let count = |what| server.counter(what, &[("route", name), ("model", "small"), ("hook", "route")]);
-        assert_eq!((count("restarts"), count("failures")), (3, 1), "{name}");
+        // A call that used up its fuel is not repeated.
+        let restarts = if name == "loop" { 0 } else { 3 };
+        assert_eq!((count("restarts"), count("failures")), (restarts, 1), "{name}");
         // Three times from the beginning, and not after its end: positions 0 to 5, once.
         assert_eq!(count("calls"), 6, "{name}");
     }
