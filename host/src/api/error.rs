@@ -87,6 +87,9 @@ impl ApiError {
             SubmitError::Pool { .. } => bad("kv_pool_exceeded", "max_tokens"),
             SubmitError::TokenOutOfRange { .. } | SubmitError::EmptyPrompt => bad("invalid_value", prompt),
             SubmitError::NoTokens => bad("invalid_value", "max_tokens"),
+            SubmitError::NoRoute => {
+                Self::new(StatusCode::NOT_FOUND, "model_not_found", error.to_string()).param("model")
+            }
             SubmitError::ModelDown(down) => Self::model_down(down),
             SubmitError::ShuttingDown => Self::shutting_down(),
         }

@@ -25,9 +25,8 @@ pub const PATH: &str = "/v1/models";
 pub async fn one(State(state): State<Arc<AppState>>, uri: Uri) -> Result<Response, ApiError> {
     let id = uri.path().strip_prefix(PATH).and_then(|rest| rest.strip_prefix('/')).unwrap_or_default();
     let id = percent_decoded(id);
-    let route = state.engine.find_route(&id).and_then(|route| state.engine.routes().get(route.index()));
-    let route = route.ok_or_else(|| unknown_model(&id))?;
-    Ok(json_response(StatusCode::OK, &describe(&state, route)))
+    let route = state.engine.route(&id).ok_or_else(|| unknown_model(&id))?;
+    Ok(json_response(StatusCode::OK, &describe(&state, &route)))
 }
 
 fn describe(state: &AppState, route: &RouteInfo) -> Value {

@@ -10,8 +10,8 @@ use super::error::ApiError;
 use super::params::SamplingDefaults;
 use super::reader::{Fields, Warned};
 use super::tokenise::TextWork;
-use crate::engine::Engine;
-use crate::request::{RouteId, TokenId};
+use crate::engine::{Engine, ServedRoute};
+use crate::request::TokenId;
 use crate::runner::{ModelInfo, PAGE_TOKENS};
 use crate::text::ModelText;
 
@@ -63,7 +63,7 @@ impl AppState {
     /// The route that the `model` field names.
     pub(super) fn route(&self, fields: &mut Fields) -> Result<Route, ApiError> {
         let routes = self.engine.routes();
-        let name = match (fields.string("model")?, routes) {
+        let name = match (fields.string("model")?, &routes[..]) {
             (Some(name), _) => name,
             (None, [only]) => only.name.clone(),
             (None, _) => {
@@ -72,8 +72,7 @@ impl AppState {
                 return Err(ApiError::missing("model", message));
             }
         };
-        let id = self.engine.find_route(&name).ok_or_else(|| unknown_model(&name))?;
-        let route = routes.get(id.0 as usize).ok_or_else(|| ApiError::internal("the route is not in the table"))?;
+        let route = routes.named(&name).ok_or_else(|| unknown_model(&name))?;
         let all = self.engine.models();
         let models: Vec<&ModelInfo> = route.models.iter().filter_map(|(id, _)| all.get(id.0 as usize)).collect();
         let entry = route.models.get(route.entry).map(|(id, _)| id.0 as usize);
@@ -82,7 +81,7 @@ impl AppState {
         eos.sort_unstable();
         eos.dedup();
         Ok(Route {
-            id,
+            served: route.clone(),
             name,
             text: text.ok_or_else(|| ApiError::internal("the route's entry model has no tokenizer"))?,
             defaults: entry.and_then(|entry| self.defaults.get(entry)).cloned().unwrap_or_default(),
@@ -98,7 +97,8 @@ impl AppState {
 /// A route as a request sees it.
 #[derive(Clone, Debug)]
 pub struct Route {
-    pub id: RouteId,
+    /// Held, so that a request that is being prepared still finds it.
+    pub served: Arc<ServedRoute>,
     pub name: String,
     /// Tokenizer and chat template of the entry model.
     pub text: Arc<ModelText>,

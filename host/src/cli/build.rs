@@ -312,7 +312,7 @@ impl Prepared {
 
     fn start_failure(&self, error: &StartError) -> Failure {
         match error {
-            StartError::Policy { route, .. } | StartError::Route { route, .. } => {
+            StartError::Policy { route, .. } | StartError::Route { route, .. } | StartError::Taken { route } => {
                 match self.config.routes.iter().find(|r| r.name == *route) {
                     Some(known) => Failure::input(self.config.error(&known.settings_origin, error.to_string())),
                     None => Failure::input(error),

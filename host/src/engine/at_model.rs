@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
-use super::Shared;
 use super::deliver::Events;
+use super::keeper::Upkeep;
+use super::{Live, Shared};
 use crate::request::{Event, ModelDown, ModelId, RouteId, Told};
 use crate::subserver::worker::Surroundings;
 use crate::subserver::{Effect, Message};
@@ -28,12 +29,14 @@ impl AtModel {
         let down = ModelDown { model: shared.models[model.index()].name.clone(), message: MODEL_PANICKED.into() };
         shared.model_down(model, down.clone());
         shared.coordinator.bury(model).into_iter().for_each(|model| shared.post(model, Message::Wake));
-        let uses = |route: RouteId| shared.routes[route.index()].models.iter().any(|&(m, _)| m == model);
-        let hit = shared.live().iter().filter(|(_, l)| uses(l.route)).map(|(&id, l)| (id, l.route)).collect::<Vec<_>>();
+        let uses = |live: &Live| live.route.models.iter().any(|&(m, _)| m == model);
+        let hit: Vec<_> =
+            shared.live().iter().filter(|(_, l)| uses(l)).map(|(&id, live)| (id, live.route.clone())).collect();
         let failed = hit.iter().map(|&(id, _)| (id, Told::now(Event::Failed(down.clone().into())))).collect();
         // They are taken until every model's thread has ended.
         let _ = self.events.send(failed);
-        hit.into_iter().for_each(|(id, route)| shared.bury(id, route));
+        hit.into_iter().for_each(|(id, route)| shared.bury(id, &route));
+        let _ = shared.upkeep.send(Upkeep::ModelGone(model));
     }
 }
 
@@ -53,14 +56,17 @@ impl Surroundings for AtModel {
                 Effect::Event(id, event) => events.push((id, Told { at, event })),
                 Effect::ModelDown(down) => self.shared.model_down(self.model, down),
                 Effect::PolicyFailed { route, message } => {
-                    let route = self.shared.routes.get(route as usize).map_or("?", |r| &r.name);
+                    let route = self.shared.registry().name(RouteId(route)).unwrap_or_default();
                     let model = &self.shared.models[self.model.index()].name;
                     tracing::error!(route, model, "{message}; the policy is not called again at this model");
                 }
                 Effect::PolicyMisled { route, message } => {
-                    let route = self.shared.routes.get(route as usize).map_or("?", |r| &r.name);
+                    let route = self.shared.registry().name(RouteId(route)).unwrap_or_default();
                     let model = &self.shared.models[self.model.index()].name;
                     tracing::warn!(route, model, "{message}; said once for each model of a route");
+                }
+                Effect::Detached(detached) => {
+                    let _ = self.shared.upkeep.send(Upkeep::Detached(self.model, detached));
                 }
             }
         }

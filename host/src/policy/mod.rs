@@ -36,12 +36,24 @@ pub trait PolicyInstance: Send {
     fn finished(&mut self, slot: Slot) -> Result<(), PolicyFailure>;
 }
 
+/// What is known of the file that a policy came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PluginFile<'a> {
+    pub version: &'a str,
+    /// In hexadecimal.
+    pub sha256: &'a str,
+}
+
 /// Makes policy instances: a loaded plugin, or a policy linked into the program.
 pub trait PolicyFactory: Send + Sync {
     /// Name of the method.
     fn name(&self) -> &str;
     /// JSON Schema of the settings.
     fn settings_schema(&self) -> &str;
+    /// Where it came from; `None` for a policy linked into the program.
+    fn file(&self) -> Option<PluginFile<'_>> {
+        None
+    }
     /// Make an instance. `settings` has passed the schema.
     fn create(&self, context: &Context<'_>, settings: &str) -> Result<Box<dyn PolicyInstance>, PolicyFailure>;
 }

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use tokenrouter_plugin_api::Context;
 use tokenrouter_plugin_api::host::{self, AbiVersion, Library, Metadata};
 
-use super::{PolicyFactory, PolicyFailure, PolicyInstance};
+use super::{PluginFile, PolicyFactory, PolicyFailure, PolicyInstance};
 use gate::GateError;
 
 /// Why a plugin was not loaded: one line with the path, what is wrong and what to do.
@@ -103,6 +103,9 @@ impl PolicyFactory for NativePlugin {
     }
     fn settings_schema(&self) -> &str {
         self.library.settings_schema()
+    }
+    fn file(&self) -> Option<PluginFile<'_>> {
+        Some(PluginFile { version: self.version(), sha256: self.sha256() })
     }
     fn create(&self, context: &Context<'_>, settings: &str) -> Result<Box<dyn PolicyInstance>, PolicyFailure> {
         Ok(Box::new(instance::NativeInstance::create(&self.metadata.name, &self.library, context, settings)?))

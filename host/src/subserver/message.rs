@@ -1,8 +1,13 @@
 //! What sub-servers say to each other.
 
+use std::fmt;
 use std::sync::Arc;
 
-use crate::request::{Committed, Event, ModelDown, ModelId, RequestId, RequestSpec, TokenId};
+use crossbeam_channel::Sender;
+
+use super::Attachment;
+use crate::request::{Committed, Event, ModelDown, ModelId, RequestId, RequestSpec, RouteId, TokenId};
+use crate::runner::net::{NetId, ReadyNet};
 
 /// Why a peer writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,8 +54,40 @@ pub struct PeerReq {
     pub spec: Option<Arc<RequestSpec>>,
 }
 
+/// A route begins at a model.
+pub struct Attach {
+    pub route: RouteId,
+    pub attachment: Attachment,
+    /// Nets that it names and the runner does not have yet.
+    pub nets: Vec<(NetId, ReadyNet)>,
+    /// Told whether it is attached, or why not.
+    pub done: Sender<Result<(), String>>,
+}
+
+impl fmt::Debug for Attach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attach").field("route", &self.route).finish_non_exhaustive()
+    }
+}
+
+/// What a route leaves behind at a model, for another thread to drop: that may take longer than a step.
+pub struct Detached {
+    pub route: RouteId,
+    /// `None`: it was never attached.
+    pub attachment: Option<Box<Attachment>>,
+    /// The runner does not have these any more, and their ids are free.
+    pub nets: Vec<NetId>,
+    pub given_up: Vec<ReadyNet>,
+}
+
+impl fmt::Debug for Detached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Detached").field("route", &self.route).field("nets", &self.nets).finish_non_exhaustive()
+    }
+}
+
 /// What lands in a sub-server's inbox.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Message {
     /// A new request from the client loop.
     Submit(Arc<RequestSpec>),
@@ -58,6 +95,10 @@ pub enum Message {
     Peer(Box<PeerReq>),
     /// The client is gone, or a stop string was found.
     Cancel(RequestId),
+    /// A route begins here.
+    Attach(Box<Attach>),
+    /// No request of the route lives or comes any more: forget it, and these nets, with its last replica.
+    Detach(RouteId, Vec<NetId>),
     /// Something that the gate depends on has changed.
     Wake,
     /// Fail everything and end.
@@ -65,7 +106,7 @@ pub enum Message {
 }
 
 /// What a sub-server wants done.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Effect {
     /// Deliver to `PeerReq::to`.
     Send(Box<PeerReq>),
@@ -77,4 +118,6 @@ pub enum Effect {
     PolicyFailed { route: u32, message: String },
     /// A policy answered what has no meaning, and was taken as `Stay`: for the log, once for each instance.
     PolicyMisled { route: u32, message: String },
+    /// A route is gone from here.
+    Detached(Box<Detached>),
 }

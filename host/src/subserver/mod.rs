@@ -5,6 +5,7 @@
 //! gives it both. A step is plan (pure) → forward → policy → resolve (pure) → effects.
 
 mod attachment;
+mod attachments;
 mod by_id;
 pub mod coordinator;
 pub mod gate;
@@ -30,9 +31,10 @@ use std::sync::Arc;
 
 pub use attachment::Attachment;
 use attachment::Failed;
+use attachments::Attachments;
 use by_id::{Ascending, ById};
 use handoff::Terms;
-pub use message::{Effect, Message, PeerReq, Status};
+pub use message::{Attach, Detached, Effect, Message, PeerReq, Status};
 use observe::Observer;
 pub use pages::{PagePool, pages_for};
 pub use plan::Limits;
@@ -95,8 +97,7 @@ impl Counters {
 pub struct SubServer {
     id: ModelId,
     runner: Box<dyn Runner>,
-    /// By route; `None` where the route does not use this model.
-    routes: Vec<Option<Attachment>>,
+    routes: Attachments,
     replicas: ById<Replica>,
     /// Requests that this model owns. Ids grow, so the first is the oldest.
     owned: Ascending,
@@ -116,13 +117,13 @@ pub struct SubServer {
 }
 
 impl SubServer {
-    /// `routes` has an entry for each route of the engine.
+    /// `routes`: those of the start, in the order of their ids; `None` where one does not use this model.
     pub fn new(id: ModelId, runner: Box<dyn Runner>, routes: Vec<Option<Attachment>>, limits: Limits) -> Self {
         let pool = PagePool::new(runner.info().pages);
         Self {
             id,
             runner,
-            routes,
+            routes: Attachments::new(routes),
             replicas: ById::default(),
             owned: Ascending::default(),
             pool,
@@ -184,7 +185,12 @@ impl SubServer {
 
     /// Policy state slots in use, over all routes.
     pub fn open_slots(&self) -> usize {
-        self.routes.iter().flatten().map(Attachment::open_slots).sum()
+        self.routes.iter().map(Attachment::open_slots).sum()
+    }
+
+    /// Routes that are attached here.
+    pub fn routes(&self) -> usize {
+        self.routes.iter().len()
     }
 
     /// Invariant 3: every page in use belongs to a live replica, a shared one to several.
@@ -214,6 +220,11 @@ impl SubServer {
                 Status::Lost => self.send_again(&peer),
             },
             Message::Cancel(id) => self.bury(id),
+            Message::Attach(attach) => self.attach(*attach),
+            Message::Detach(route, nets) => {
+                let gone = self.routes.detach(route, nets);
+                self.gone(gone);
+            }
             Message::Wake | Message::Shutdown => {}
         }
         if let Some(down) = &self.down {
@@ -254,7 +265,27 @@ impl SubServer {
     }
 
     fn attachment(&mut self, spec: &RequestSpec) -> Option<&mut Attachment> {
-        self.routes.get_mut(spec.new.route.index())?.as_mut()
+        self.routes.get_mut(spec.new.route)
+    }
+
+    /// All of it or nothing.
+    fn attach(&mut self, Attach { route, attachment, nets, done }: Attach) {
+        let mut placed = Vec::new();
+        let all = nets.into_iter().try_for_each(|(id, net)| self.runner.place_net(id, net).map(|()| placed.push(id)));
+        match &all {
+            Ok(()) => self.routes.attach(route, attachment),
+            Err(_) => placed.into_iter().for_each(|id| drop(self.runner.remove_net(id))),
+        }
+        // Who gave up waiting detaches it again.
+        let _ = done.send(all.map_err(|e| e.message));
+    }
+
+    /// A route may be gone from here.
+    fn gone(&mut self, detached: Option<Detached>) {
+        if let Some(mut detached) = detached {
+            detached.given_up = detached.nets.iter().filter_map(|&id| self.runner.remove_net(id)).collect();
+            self.effects.push(Effect::Detached(Box::new(detached)));
+        }
     }
 
     fn submit(&mut self, spec: Arc<RequestSpec>) {
@@ -272,6 +303,7 @@ impl SubServer {
         replica.anchors[own as usize] = replica.committed;
         replica.owned = true;
         self.replicas.insert(id, replica);
+        self.routes.opened(spec.new.route);
         self.owned.insert(id);
         match entry {
             Ok(None) => {}
@@ -292,17 +324,20 @@ impl SubServer {
 
     /// Let the policy forget a replica.
     fn close(&mut self, replica: &Replica) {
-        if let Some(attachment) = self.attachment(&replica.spec)
+        let route = replica.spec.new.route;
+        if let Some(attachment) = self.routes.get_mut(route)
             && let Err(failed) = attachment.close(replica.slot)
         {
-            self.report(replica.spec.new.route.0, failed);
+            self.report(route.0, failed);
         }
+        let gone = self.routes.closed(route);
+        self.gone(gone);
     }
 
     /// Tell the peers that hold a replica, and forget the request.
     fn end(&mut self, id: RequestId, status: Status, event: Event) {
         if let Some(replica) = self.replicas.get(&id)
-            && let Some(attachment) = self.routes.get(replica.spec.new.route.index()).and_then(Option::as_ref)
+            && let Some(attachment) = self.routes.get(replica.spec.new.route)
         {
             for (index, &to) in attachment.models.iter().enumerate() {
                 if to != self.id && replica.anchors[index] > 0 {

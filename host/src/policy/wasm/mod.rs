@@ -18,7 +18,7 @@ use tokenrouter_plugin_api::Context;
 use wasmtime::Module;
 
 use super::file::{self, FileError};
-use super::{PolicyFactory, PolicyFailure, PolicyInstance};
+use super::{PluginFile, PolicyFactory, PolicyFailure, PolicyInstance};
 use manifest::Manifest;
 
 /// Why a module was not loaded: one line with the path, what is wrong and what to do.
@@ -82,6 +82,9 @@ impl PolicyFactory for WasmPlugin {
     }
     fn settings_schema(&self) -> &str {
         &self.settings_schema
+    }
+    fn file(&self) -> Option<PluginFile<'_>> {
+        Some(PluginFile { version: self.version(), sha256: self.sha256() })
     }
     fn create(&self, context: &Context<'_>, settings: &str) -> Result<Box<dyn PolicyInstance>, PolicyFailure> {
         Ok(Box::new(instance::WasmInstance::create(&self.manifest, &self.module, context, settings)?))
