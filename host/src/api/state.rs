@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
 
+use super::admin::{Access, Reload};
 use super::admission::Admissions;
 use super::error::ApiError;
 use super::params::SamplingDefaults;
@@ -28,6 +29,10 @@ pub struct AppState {
     pub max_body_bytes: usize,
     /// Most choices under way at once, over all clients.
     pub max_requests: usize,
+    /// Who may use the admin endpoints. Nobody if nothing is said.
+    pub access: Access,
+    /// What `POST /admin/reload` does.
+    pub reload: Option<Arc<Reload>>,
     pub(super) started: u64,
     pub(super) warned: Warned,
     pub(super) admissions: Admissions,
@@ -44,6 +49,8 @@ impl AppState {
             keep_alive: Duration::from_secs(15),
             max_body_bytes: 32 << 20,
             max_requests: 1024,
+            access: Access::default(),
+            reload: None,
             started: unix_time(),
             warned: Warned::default(),
             admissions: Admissions::default(),

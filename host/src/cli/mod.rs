@@ -15,6 +15,7 @@ mod plugin;
 mod printer;
 mod progress;
 mod record;
+mod reload;
 mod report;
 mod select;
 mod serve;

@@ -148,25 +148,28 @@ fn shared_vocabulary(route: &RouteSetup, infos: &[ModelInfo]) -> u32 {
 /// Make every policy instance of `route` once, and its nets, without a runner: whatever [`Engine::start`]
 /// would refuse in a route is refused here, before any model is loaded. `texts` and `infos` are by model;
 /// of the latter, pools and sizes in bytes do not matter. Nets in `checked` are good already; others join them.
+/// Tells what the nets stand for, model by model.
 pub fn check_route(
     route: &RouteSetup,
     texts: &[Arc<dyn TokenText>],
     infos: &[ModelInfo],
     checked: &mut CheckedNets,
-) -> Result<(), StartError> {
+) -> Result<Vec<NetDigest>, StartError> {
     describe(route, infos)?;
+    let mut nets = Vec::new();
     for (index, (text, info)) in texts.iter().zip(infos).enumerate() {
         let model = ModelId(index as u32);
         let Some(made) = make(route, model, &**text, infos)? else { continue };
         for net in &made.policy.requirements().nets {
-            checked.check(route, net, model, info).map_err(|message| StartError::Policy {
+            let checked = checked.check(route, net, model, info).map_err(|message| StartError::Policy {
                 route: route.name.clone(),
                 model: info.name.clone(),
                 message,
             })?;
+            nets.push(checked);
         }
     }
-    Ok(())
+    Ok(nets)
 }
 
 /// What is fixed about a model for the routes that come to it.

@@ -6,6 +6,7 @@ pub mod native;
 pub mod nets;
 pub mod plugin;
 mod settings;
+pub mod store;
 pub mod wasm;
 
 pub use settings::validate_settings;

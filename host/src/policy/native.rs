@@ -56,7 +56,13 @@ pub struct NativePlugin {
 impl NativePlugin {
     /// Load the plugin at `path`; with `sha256`, only if its content has that hash.
     pub fn load(path: &Path, sha256: Option<&str>) -> Result<Self, LoadError> {
-        let plugin = Self::try_load(path, sha256).map_err(|reason| LoadError { path: path.into(), reason })?;
+        let checked = gate::check(path, sha256).map_err(|e| LoadError { path: path.into(), reason: e.into() })?;
+        Self::open(path, checked)
+    }
+
+    /// Load a plugin that passed the gate.
+    pub(super) fn open(path: &Path, checked: gate::Checked) -> Result<Self, LoadError> {
+        let plugin = Self::try_open(path, checked).map_err(|reason| LoadError { path: path.into(), reason })?;
         let Self { metadata, sha256, library, .. } = &plugin;
         let path = path.display();
         tracing::info!(name = metadata.name, version = metadata.version, abi = %metadata.abi, %path, sha256, "plugin loaded");
@@ -66,8 +72,7 @@ impl NativePlugin {
         Ok(plugin)
     }
 
-    fn try_load(path: &Path, sha256: Option<&str>) -> Result<Self, Reason> {
-        let checked = gate::check(path, sha256)?;
+    fn try_open(path: &Path, checked: gate::Checked) -> Result<Self, Reason> {
         let gate::Checked { bytes, metadata, sha256 } = checked;
         host::check_version(&metadata)?;
         let copy = private_copy(&metadata.name, &bytes).map_err(Reason::Copy)?;

@@ -50,6 +50,19 @@ pub enum LoadError {
     Native(#[from] native::LoadError),
     #[error(transparent)]
     Wasm(#[from] wasm::LoadError),
+    /// It was opened before and could not be used.
+    #[error("plugin `{}`: {why}", path.display())]
+    Before { path: PathBuf, why: String },
+    #[error(
+        "plugin `{}`: {most} different native plugins have been loaded since the start, and they stay in memory; restart the server to load another",
+        path.display()
+    )]
+    TooMany { path: PathBuf, most: usize },
+}
+
+/// Whether the name says that it is a WebAssembly module.
+pub(super) fn is_wasm(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "wasm")
 }
 
 /// A loaded plugin, and where it came from.
@@ -65,7 +78,7 @@ impl Plugin {
     /// Load the plugin at `path`: a WebAssembly module if the name ends so, else a library. With `sha256`,
     /// only if its content has that hash.
     pub fn load(path: &Path, sha256: Option<&str>) -> Result<Self, LoadError> {
-        if path.extension().is_some_and(|extension| extension == "wasm") {
+        if is_wasm(path) {
             let plugin = WasmPlugin::load(path, sha256)?;
             let (version, sha256) = (plugin.version().to_owned(), plugin.sha256().to_owned());
             Ok(Self { policy: Arc::new(plugin), version, path: path.to_owned(), sha256 })

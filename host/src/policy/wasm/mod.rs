@@ -50,8 +50,18 @@ pub struct WasmPlugin {
 impl WasmPlugin {
     /// Load the module at `path`; with `sha256`, only if its content has that hash.
     pub fn load(path: &Path, sha256: Option<&str>) -> Result<Self, LoadError> {
-        let load = || Self::from_bytes(file::read(path, gate::MAX_BYTES)?, sha256);
-        let plugin = load().map_err(|reason| LoadError { path: path.into(), reason })?;
+        let bytes = Self::read(path).map_err(|e| LoadError { path: path.into(), reason: e.into() })?;
+        Self::compile(path, bytes, sha256)
+    }
+
+    /// The content of the file at `path`.
+    pub(super) fn read(path: &Path) -> Result<Vec<u8>, FileError> {
+        file::read(path, gate::MAX_BYTES)
+    }
+
+    /// Check and compile the content of the file at `path`.
+    pub(super) fn compile(path: &Path, bytes: Vec<u8>, sha256: Option<&str>) -> Result<Self, LoadError> {
+        let plugin = Self::from_bytes(bytes, sha256).map_err(|reason| LoadError { path: path.into(), reason })?;
         let Self { manifest, sha256, .. } = &plugin;
         tracing::info!(name = manifest.name, version = manifest.version, path = %path.display(), sha256, "WASM policy loaded");
         Ok(plugin)
