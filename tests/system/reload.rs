@@ -184,7 +184,7 @@ impl Load<'_> {
             let mut after = before;
             let got = ask(self.server.address, PROMPTS[prompt], || after = self.moment.load(Ordering::SeqCst));
             let of = |policy: usize| &self.expected[policy][prompt];
-            let certain = before == after && before % 2 == 0;
+            let certain = before == after && before.is_multiple_of(2);
             let good = match &got {
                 Ok(text) if certain => text == of(before / 2 % 2),
                 Ok(text) => text == of(0) || text == of(1),

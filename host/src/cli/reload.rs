@@ -22,8 +22,8 @@ pub struct Reloader {
 impl From<Failure> for Refused {
     fn from(failure: Failure) -> Self {
         match failure.status {
-            2 => Self::Config(failure.message),
-            _ => Self::Work(failure.message),
+            2 => Self::Config(failure.line()),
+            _ => Self::Work(failure.line()),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The routes at one model. They come and go while it works.
 
-use super::Attachment;
-use super::message::Detached;
+use super::message::{Attach, Detached, Effect};
+use super::{Attachment, SubServer};
 use crate::request::RouteId;
 use crate::runner::net::NetId;
 
@@ -88,5 +88,32 @@ impl Attachments {
         let nets = self.0[at].leaving.take()?;
         let Place { route, attachment, .. } = self.0.remove(at);
         Some(Detached { route, attachment: Some(Box::new(attachment)), nets, given_up: Vec::new() })
+    }
+}
+
+impl SubServer {
+    /// All of it or nothing.
+    pub(super) fn attach(&mut self, Attach { route, attachment, nets, done }: Attach) {
+        let mut placed = Vec::new();
+        let all = nets.into_iter().try_for_each(|(id, net)| self.runner.place_net(id, net).map(|()| placed.push(id)));
+        match &all {
+            Ok(()) => self.routes.attach(route, attachment),
+            Err(_) => placed.into_iter().for_each(|id| drop(self.runner.remove_net(id))),
+        }
+        // Who gave up waiting detaches it again.
+        let _ = done.send(all.map_err(|e| e.message));
+    }
+
+    pub(super) fn detach(&mut self, route: RouteId, nets: Vec<NetId>) {
+        let gone = self.routes.detach(route, nets);
+        self.gone(gone);
+    }
+
+    /// A route may be gone from here.
+    pub(super) fn gone(&mut self, detached: Option<Detached>) {
+        if let Some(mut detached) = detached {
+            detached.given_up = detached.nets.iter().filter_map(|&id| self.runner.remove_net(id)).collect();
+            self.effects.push(Effect::Detached(Box::new(detached)));
+        }
     }
 }

@@ -221,10 +221,7 @@ impl SubServer {
             },
             Message::Cancel(id) => self.bury(id),
             Message::Attach(attach) => self.attach(*attach),
-            Message::Detach(route, nets) => {
-                let gone = self.routes.detach(route, nets);
-                self.gone(gone);
-            }
+            Message::Detach(route, nets) => self.detach(route, nets),
             Message::Wake | Message::Shutdown => {}
         }
         if let Some(down) = &self.down {
@@ -266,26 +263,6 @@ impl SubServer {
 
     fn attachment(&mut self, spec: &RequestSpec) -> Option<&mut Attachment> {
         self.routes.get_mut(spec.new.route)
-    }
-
-    /// All of it or nothing.
-    fn attach(&mut self, Attach { route, attachment, nets, done }: Attach) {
-        let mut placed = Vec::new();
-        let all = nets.into_iter().try_for_each(|(id, net)| self.runner.place_net(id, net).map(|()| placed.push(id)));
-        match &all {
-            Ok(()) => self.routes.attach(route, attachment),
-            Err(_) => placed.into_iter().for_each(|id| drop(self.runner.remove_net(id))),
-        }
-        // Who gave up waiting detaches it again.
-        let _ = done.send(all.map_err(|e| e.message));
-    }
-
-    /// A route may be gone from here.
-    fn gone(&mut self, detached: Option<Detached>) {
-        if let Some(mut detached) = detached {
-            detached.given_up = detached.nets.iter().filter_map(|&id| self.runner.remove_net(id)).collect();
-            self.effects.push(Effect::Detached(Box::new(detached)));
-        }
     }
 
     fn submit(&mut self, spec: Arc<RequestSpec>) {
