@@ -9,48 +9,15 @@
 // chunks follow from the number of pages up to its own, a chunk's pages go round its warps, warps are
 // merged in their order and chunks in theirs.
 //
-// Pools, per layer, page and head: keys [16][D]; values [D / 16][32 lanes][8], see `value_index`.
-#include "common.cuh"
+// Pools, per layer, page and head: keys and values, each [D / 16][32 lanes][8], in the order of fragments: see
+// `key_index` and `value_index`.
+#include "pages.cuh"
 
-#define PAGE 16
-#define WARPS 4
-#define CHUNKS 8
 #define TILES 4         // of 8 columns, in `whole`
 // Pages that a warp has under way. One is enough in `split`, where more blocks to a multiprocessor do better.
 #define SPLIT_STAGES 1
+#define SINGLE_STAGES 3
 #define WHOLE_STAGES 2
-
-struct Item {
-    u32 row;       // first row
-    u32 rows;      // consecutive rows of one sequence in one page; rows * group <= 8 NT
-    u32 position;  // of the first row
-    u32 pages;     // where the sequence's pages begin in the page list
-    u32 stored;    // positions of the sequence below this step's
-    u32 reserved[3];
-};
-
-struct AttentionArgs {
-    const u16* q;      // [rows, heads, D]
-    const u16* kv;     // of the layer: [pages][kv heads][2][16 D]
-    const Item* items;
-    const u32* page_list;
-    const Header* header;
-    u16* out;          // [rows, heads, D]
-    float scale;       // of scores, times log2 e; above 0
-    u32 kv_heads;
-    u32 group;         // query heads a key/value head
-};
-
-// Pages up to the item's own, of a chunk, and how many chunks there are. A chunk but the last has a page
-// for every warp.
-__device__ __forceinline__ u32 item_pages(const Item& item) { return item.position / PAGE + 1; }
-__device__ __forceinline__ u32 chunk_pages(const Item& item) {
-    return max((u32)WARPS, (item_pages(item) + CHUNKS - 1) / CHUNKS);
-}
-__device__ __forceinline__ u32 chunks(const Item& item) {
-    const u32 pages = chunk_pages(item);
-    return (item_pages(item) + pages - 1) / pages;
-}
 
 // From rows of 8x8 to columns across the warp.
 __device__ __forceinline__ u32 transpose8(u32 v) {
@@ -68,139 +35,6 @@ __device__ __forceinline__ float column_sum(float v) {
     for (int offset = 4; offset < WARP; offset *= 2) v += __shfl_xor_sync(FULL_MASK, v, offset);
     return v;
 }
-
-// A warp's pages of a head, in the order it takes them. From sm_90 on they are copied to shared memory
-// STAGES pages ahead, keys and values each for themselves; before, they are read where they are.
-template <int D, int STAGES>
-struct Pages {
-    static constexpr u32 HALF = PAGE * D;  // elements of a page's keys, and of its values
-    const AttentionArgs& a;
-    u32 list, head;
-    u32 page, end;      // the next page to fetch, and where its chunk ends
-    u32 last, chunk;    // pages to walk, and of a chunk
-    u32 id;             // where `page` is in the pool
-    u32 warp;
-    bool leads;         // the lane that starts copies
-    __device__ __forceinline__ const u16* keys_of(u32 id) const { return a.kv + ((u64)id * a.kv_heads + head) * (2 * HALF); }
-    __device__ __forceinline__ u32 id_of(u32 page) const { return a.page_list[list + page]; }
-#if __CUDA_ARCH__ >= 900
-    u16* ring;          // [STAGES][2][HALF]
-    u32 place, barrier; // shared addresses of the ring and of its barriers [STAGES][2]
-    u32 taken;          // pages taken so far
-
-    __device__ __forceinline__ void copy(u32 stage, u32 half, u32 id) {
-        if (!leads) return;
-        const u32 at = stage * 2 + half;
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier + at * 8), "r"(HALF * 2) : "memory");
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(place + at * HALF * 2),
-                     "l"(keys_of(id) + half * HALF), "r"(HALF * 2), "r"(barrier + at * 8)
-                     : "memory");
-    }
-    __device__ __forceinline__ void copy_both(u32 stage, u32 id) {
-        copy(stage, 0, id);
-        copy(stage, 1, id);
-    }
-    __device__ __forceinline__ const u16* await(u32 half) {
-        const u32 at = taken % STAGES * 2 + half;
-        asm volatile(
-            "{\n\t.reg .pred done;\n\tagain:\n\t"
-            "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@!done bra again;\n\t}" ::"r"(barrier + at * 8),
-            "r"(taken / STAGES & 1)
-            : "memory");
-        return ring + at * HALF;
-    }
-#endif
-
-    __device__ __forceinline__ void step() {
-        page += WARPS;
-        if (page >= end && end < last) {
-            page = end + warp;
-            end = min(end + chunk, last);
-        }
-    }
-    // The pages from `first` to `to` of an item, chunk after chunk.
-    __device__ __forceinline__ Pages(const AttentionArgs& a, const Item& item, u32 head, u32 first, u32 to, u16* rings, u64 (*barriers)[STAGES * 2])
-        : a(a), list(item.pages), head(head) {
-        warp = threadIdx.x / WARP, leads = threadIdx.x % WARP == 0;
-        last = to, chunk = chunk_pages(item);
-        page = first + warp, end = min(first + chunk, last);
-#if __CUDA_ARCH__ >= 900
-        ring = rings + warp * STAGES * 2 * HALF;
-        place = (u32)__cvta_generic_to_shared(ring);
-        barrier = (u32)__cvta_generic_to_shared(barriers[warp]);
-        taken = 0;
-        if (leads) {
-            for (u32 i = 0; i < STAGES * 2; i++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier + i * 8) : "memory");
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        }
-        __syncwarp();
-#endif
-    }
-    // Copies begin for those of the first pages that are full below position `stored`: they may be read ahead
-    // of the wait for the kernel before. `begin_rest` is for the others, after it.
-    struct Start {
-        u32 ids[STAGES];
-        bool later[STAGES];
-    };
-    __device__ __forceinline__ Start begin(u32 stored) {
-        Start start = {};
-#if __CUDA_ARCH__ >= 900
-        bool now[STAGES];
-#pragma unroll
-        for (int s = 0; s < STAGES; s++) {
-            const bool live = page < end, full = (page + 1) * PAGE <= stored;
-            now[s] = live && full, start.later[s] = live && !full;
-            if (!live) continue;
-            start.ids[s] = id_of(page);
-            step();
-        }
-#endif
-        id = page < end ? id_of(page) : 0;
-#if __CUDA_ARCH__ >= 900
-#pragma unroll
-        for (int s = 0; s < STAGES; s++)
-            if (now[s]) copy_both(s, start.ids[s]);
-#endif
-        return start;
-    }
-    __device__ __forceinline__ void begin_rest(const Start& start) {
-#if __CUDA_ARCH__ >= 900
-#pragma unroll
-        for (int s = 0; s < STAGES; s++)
-            if (start.later[s]) copy_both(s, start.ids[s]);
-#endif
-    }
-    // The next page's keys, then, when the warp has read those, its values.
-    __device__ __forceinline__ const u16* keys() {
-#if __CUDA_ARCH__ >= 900
-        return await(0);
-#else
-        return keys_of(id);
-#endif
-    }
-    __device__ __forceinline__ void keys_read() {
-#if __CUDA_ARCH__ >= 900
-        __syncwarp();
-        if (page < end) copy(taken % STAGES, 0, id);
-#endif
-    }
-    __device__ __forceinline__ const u16* values() {
-#if __CUDA_ARCH__ >= 900
-        return await(1);
-#else
-        return keys_of(id) + HALF;
-#endif
-    }
-    __device__ __forceinline__ void values_read() {
-#if __CUDA_ARCH__ >= 900
-        __syncwarp();
-        if (page < end) copy(taken % STAGES, 1, id);
-        taken++;
-#endif
-        if (page < end) step();
-        id = page < end ? id_of(page) : 0;
-    }
-};
 
 // Queries of an item at a head as fragments: column n * 8 + g in lane 4 g + t.
 template <int D, int NT>
@@ -222,10 +56,10 @@ struct Partial {
     float m[NT][2], l[NT][2], acc[NT][D / 16][4];
 };
 
-// A warp's pages of the chunk from `first` to `end`.
-template <int D, int NT, int STAGES>
-__device__ __forceinline__ void attend(const AttentionArgs& a, const Item& item, const uint4 (&q)[NT][D / 32], Pages<D, STAGES>& pages, u32 first, u32 end, Partial<D, NT>& r) {
-    const u32 lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+// A warp's pages of the chunk from `first` to `end`, of the block's thread `thread`.
+template <int D, int NT, typename Source>
+__device__ __forceinline__ void attend(const AttentionArgs& a, const Item& item, const uint4 (&q)[NT][D / 32], Source& pages, u32 thread, u32 first, u32 end, Partial<D, NT>& r) {
+    const u32 lane = thread % WARP, g = lane / 4, t = lane % 4;
     const u32 columns = item.rows * a.group;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
@@ -235,16 +69,16 @@ __device__ __forceinline__ void attend(const AttentionArgs& a, const Item& item,
         for (int d = 0; d < D / 16; d++) r.acc[n][d][0] = r.acc[n][d][1] = r.acc[n][d][2] = r.acc[n][d][3] = 0.0f;
     }
 #pragma unroll 1
-    for (u32 page = first + threadIdx.x / WARP; page < end; page += WARPS) {
+    for (u32 page = first + thread / WARP; page < end; page += WARPS) {
         float s[NT][4] = {};
-        const u16* keys = pages.keys() + g * D + 8 * t;
+        const u16* keys = pages.keys() + lane * 8;
 #pragma unroll
         for (int i = 0; i < D / 32; i++) {
-            const uint4 low = *(const uint4*)(keys + 32 * i), high = *(const uint4*)(keys + 8 * D + 32 * i);
+            const uint4 k0 = *(const uint4*)(keys + i * 512), k1 = *(const uint4*)(keys + i * 512 + 256);
 #pragma unroll
             for (int n = 0; n < NT; n++) {
-                mma(s[n], low.x, high.x, low.y, high.y, q[n][i].x, q[n][i].y);
-                mma(s[n], low.z, high.z, low.w, high.w, q[n][i].z, q[n][i].w);
+                mma(s[n], k0.x, k0.y, k0.z, k0.w, q[n][i].x, q[n][i].y);
+                mma(s[n], k1.x, k1.y, k1.z, k1.w, q[n][i].z, q[n][i].w);
             }
         }
         pages.keys_read();
@@ -311,10 +145,12 @@ __device__ __forceinline__ void attend(const AttentionArgs& a, const Item& item,
 #pragma unroll
         for (int d = 0; d < D / 16; d++) {
             uint4 v = *(const uint4*)(values + d * 256);
-            v.x &= low;
-            v.y &= low;
-            v.z &= high;
-            v.w &= high;
+            if (seen < PAGE) {
+                v.x &= low;
+                v.y &= low;
+                v.z &= high;
+                v.w &= high;
+            }
 #pragma unroll
             for (int n = 0; n < NT; n++) mma(r.acc[n][d], v.x, v.y, v.z, v.w, b[n][0], b[n][1]);
         }
@@ -393,7 +229,7 @@ __device__ __forceinline__ void all_chunks(const AttentionArgs& a, const Item& i
 #pragma unroll 1
     for (u32 chunk = 0; chunk < count; chunk++) {
         Partial<D, NT> r;
-        attend(a, item, q, pages, chunk * step, min((chunk + 1) * step, item_pages(item)), r);
+        attend(a, item, q, pages, threadIdx.x, chunk * step, min((chunk + 1) * step, item_pages(item)), r);
 #pragma unroll
         for (int n = 0; n < NT; n++) {
             __syncthreads();
@@ -430,7 +266,10 @@ __device__ __forceinline__ void all_chunks(const AttentionArgs& a, const Item& i
 // that is not full the blocks without an item are then between the others, which would all have been put
 // on a few multiprocessors.
 // Dynamic shared memory: 4 PAGE WARPS SPLIT_STAGES D = 256 D bytes.
-template <int D>
+//
+// SINGLE is for one item, whose blocks have multiprocessors for themselves: one more warp copies pages for the
+// others, further ahead. 4 PAGE WARPS SINGLE_STAGES D = 768 D bytes; only from sm_90 on.
+template <int D, bool SINGLE>
 __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
     extern __shared__ __align__(128) float work[];
     const u32 index = blockIdx.y, head = blockIdx.z;
@@ -441,8 +280,8 @@ __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
     }
     const Item item = a.items[index];
 #if __CUDA_ARCH__ >= 900
-    constexpr int STAGES = SPLIT_STAGES;
-    __shared__ u64 barriers[WARPS][STAGES * 2], arrived;
+    constexpr int STAGES = SINGLE ? SINGLE_STAGES : SPLIT_STAGES;
+    __shared__ u64 arrived;
     __shared__ float2 work_ml[WARPS * 8], part_ml[CHUNKS * 8];
     __shared__ float4 parts[2 * D + CHUNKS - 1];  // [chunk][places of this block]
     const u32 rank = cluster_rank(), count = chunks(item), columns = item.rows * a.group, warp = threadIdx.x / WARP;
@@ -460,20 +299,43 @@ __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
         asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     }
     const u32 first = rank * chunk_pages(item), end = min(first + chunk_pages(item), item_pages(item));
-    Pages<D, STAGES> pages(a, item, head, first, end, (u16*)work, barriers);
     uint4 q[1][D / 32];
-    const auto start = pages.begin(item.stored);
-    let_next_start();
-    wait_for_previous();
-    pages.begin_rest(start);
-    load_queries<D, 1>(a, item, head, q);
     Partial<D, 1> r;
-    attend(a, item, q, pages, first, end, r);
+    if constexpr (SINGLE) {
+        __shared__ u64 barriers[WARPS][2][STAGES];
+        if (warp == WARPS) {
+            if (threadIdx.x % WARP < WARPS) {
+                for (u32 i = 0; i < 2 * STAGES; i++)
+                    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"((u32)__cvta_generic_to_shared(&barriers[threadIdx.x % WARP][0][i])) : "memory");
+                asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            }
+            __syncwarp();
+            asm volatile("bar.arrive 2, %0;" ::"n"((WARPS + 1) * WARP) : "memory");
+            feed<D, STAGES>(a, item, head, first, end, (u16*)work, barriers);
+            return;
+        }
+        asm volatile("bar.sync 2, %0;" ::"n"((WARPS + 1) * WARP) : "memory");  // the barriers are there
+        const u32 thread = kept(threadIdx.x);
+        Fed<D, STAGES> pages((u16*)work, barriers, thread);
+        wait_for_previous();
+        load_queries<D, 1>(a, item, head, q);
+        attend(a, item, q, pages, thread, first, end, r);
+        let_next_start();  // not before: its reading of weights would be in the way
+    } else {
+        __shared__ u64 barriers[WARPS][STAGES * 2];
+        Pages<D, STAGES> pages(a, item, head, first, end, (u16*)work, barriers);
+        const auto start = pages.begin(item.stored);
+        let_next_start();
+        wait_for_previous();
+        pages.begin_rest(start);
+        load_queries<D, 1>(a, item, head, q);
+        attend(a, item, q, pages, threadIdx.x, first, end, r);
+    }
 
     // The warp has taken all its pages: its ring is free.
     constexpr u32 pitch = STAGES * PAGE * D;
     put_tile<D, 1>(r, 0, columns, work + warp * pitch, work_ml + warp * 8);
-    __syncthreads();
+    asm volatile("bar.sync 1, %0;" ::"n"(WARPS * WARP) : "memory");
     if (count > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // all barriers are there
     for (u32 i = threadIdx.x; i < quads; i += WARPS * WARP) {
         const u32 c = i / (D / 4), d = i % (D / 4) * 4;
@@ -541,11 +403,21 @@ __device__ __forceinline__ void attention_whole(const AttentionArgs& a) {
 
 #define ATTENTION(D)                                                                                         \
     extern "C" __global__ void __launch_bounds__(WARPS * WARP, 5) attention_split_##D(AttentionArgs a) {     \
-        attention_split<D>(a);                                                                               \
+        attention_split<D, false>(a);                                                                        \
     }                                                                                                        \
     extern "C" __global__ void __launch_bounds__(WARPS * WARP, 2) attention_whole_##D(AttentionArgs a) {     \
         attention_whole<D>(a);                                                                               \
     }
+#if __CUDA_ARCH__ >= 900
+#define SINGLE(D)                                                                                                  \
+    extern "C" __global__ void __launch_bounds__((WARPS + 1) * WARP, 2) attention_single_##D(AttentionArgs a) {    \
+        attention_split<D, true>(a);                                                                               \
+    }
+SINGLE(32)
+SINGLE(64)
+SINGLE(96)
+SINGLE(128)
+#endif
 ATTENTION(32)
 ATTENTION(64)
 ATTENTION(96)

@@ -28,6 +28,13 @@ __device__ __forceinline__ u32 value_index(const u16*, u32 slot, u32 d, u32) {
     return ((d / 16) * 32 + lane) * 8 + reg * 2 + slot % 2;
 }
 
+// The same for keys. Of inputs 32 i to 32 i + 31 two products are made; lane 4 g + t gives to the first
+// inputs 32 i + 8 t + {0, 1, 2, 3} of positions g and g + 8, to the second the four after them.
+__device__ __forceinline__ u32 key_index(const u16*, u32 slot, u32 d, u32) {
+    u32 lane = (slot % 8) * 4 + d % 32 / 8, reg = slot / 8 + 2 * (d % 4 / 2);
+    return ((d / 32 * 2 + d % 8 / 4) * 32 + lane) * 8 + reg * 2 + d % 2;
+}
+
 // Head `index` of a row by a warp: lane i has elements i, i + 32, ...; dim <= 32 MOST.
 template <int MOST>
 __device__ __forceinline__ void load_head(const PrepareArgs& a, u32 row, u32 index, u32 dim, float (&x)[MOST]) {
@@ -65,16 +72,17 @@ __device__ __forceinline__ void rotation(const float* frequencies, u32 position,
 __device__ __forceinline__ float2 turned(float x, float y, float2 turn) {
     return make_float2(__fmaf_rn(x, turn.y, -__fmul_rn(y, turn.x)), __fmaf_rn(y, turn.y, __fmul_rn(x, turn.x)));
 }
-// A head's rotated pairs. Pairs of a lane need not be in it: `v` [dim], of the warp, is where all lanes see them.
-template <int MOST, int PAIRS, typename T>
-__device__ __forceinline__ void rotate_head(const float (&x)[MOST], const float2 (&turn)[PAIRS], u32 dim, float* v, T* to) {
+// A head's rotated pairs, given to `put` as (place, value). Pairs of a lane need not be in it: `v` [dim], of the
+// warp, is where all lanes see them.
+template <int MOST, int PAIRS, typename Put>
+__device__ __forceinline__ void rotate_head(const float (&x)[MOST], const float2 (&turn)[PAIRS], u32 dim, float* v, Put put) {
     const u32 lane = threadIdx.x % WARP;
     if (2 * PAIRS == MOST && dim == MOST * WARP) {
 #pragma unroll
         for (u32 j = 0; j < PAIRS; j++) {
             const float2 pair = turned(x[j], x[j + MOST - PAIRS], turn[j]);
-            store(to + lane + j * WARP, pair.x);
-            store(to + lane + j * WARP + dim / 2, pair.y);
+            put(lane + j * WARP, pair.x);
+            put(lane + j * WARP + dim / 2, pair.y);
         }
         return;
     }
@@ -88,7 +96,7 @@ __device__ __forceinline__ void rotate_head(const float (&x)[MOST], const float2
         const u32 i = lane + j * WARP;
         if (i >= dim / 2) break;
         const float2 pair = turned(v[i], v[i + dim / 2], turn[j]);
-        store(to + i, pair.x);
-        store(to + i + dim / 2, pair.y);
+        put(i, pair.x);
+        put(i + dim / 2, pair.y);
     }
 }

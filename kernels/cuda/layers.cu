@@ -7,8 +7,9 @@
 
 #define PAGE 16
 
-// Place of (position in page, d) among the values of a page and head in f32: row by row.
+// Place of (position in page, d) among the keys or the values of a page and head in f32: row by row.
 __device__ __forceinline__ u32 value_index(const float*, u32 slot, u32 d, u32 dim) { return slot * dim + d; }
+__device__ __forceinline__ u32 key_index(const float*, u32 slot, u32 d, u32 dim) { return slot * dim + d; }
 
 // Place of (row, column) in a matrix: packed for bf16, row by row for f32.
 __device__ __forceinline__ u64 place(const u16*, u64 row, u32 column, u32 columns) { return packed_index(row, column, columns); }
@@ -132,8 +133,10 @@ __device__ __forceinline__ void prepare(const PrepareArgs& a) {
     }
     if (norm != nullptr) norm_head(weights, a.eps, dim, x);
     T* to = is_query ? (T*)a.q + ((u64)row * a.heads + index) * dim
-                     : kv + ((u64)page * a.kv_heads + (index - a.heads)) * 2 * PAGE * dim + (position % PAGE) * dim;
-    rotate_head(x, turn, dim, shared[warp], to);
+                     : kv + ((u64)page * a.kv_heads + (index - a.heads)) * 2 * PAGE * dim;
+    rotate_head(x, turn, dim, shared[warp], [=](u32 d, float v) {
+        store(to + (is_query ? d : key_index((const T*)nullptr, position % PAGE, d, dim)), v);
+    });
 }
 extern "C" __global__ void __launch_bounds__(128) prepare_bf16(PrepareArgs a) { prepare<u16>(a); }
 extern "C" __global__ void __launch_bounds__(128) prepare_f32(PrepareArgs a) { prepare<float>(a); }

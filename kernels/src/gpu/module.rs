@@ -132,6 +132,15 @@ impl Function {
         })
     }
 
+    /// Prefer a part of a multiprocessor's memory, in percent, to be shared memory; the rest is L1.
+    pub fn prefer_shared(&self, percent: u32) -> Result<(), GpuError> {
+        let attribute = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the module is loaded.
+        driver("dividing shared memory from L1", unsafe {
+            sys::cuFuncSetAttribute(self.raw, attribute, percent.min(100) as i32)
+        })
+    }
+
     pub fn attributes(&self) -> Result<FunctionAttributes, GpuError> {
         let read = |attribute| {
             let mut value = 0;

@@ -17,7 +17,7 @@ pub const SOURCES: &[(&str, &str)] = sources![
 ];
 
 /// What programs include: (file name, text).
-pub const HEADERS: &[(&str, &str)] = sources!["common.cuh", "heads.cuh", "linear.cuh"];
+pub const HEADERS: &[(&str, &str)] = sources!["common.cuh", "heads.cuh", "linear.cuh", "pages.cuh"];
 
 #[cfg(test)]
 mod tests {

@@ -5,9 +5,9 @@ use tokenrouter_kernels::gpu::ops::{
 };
 use tokenrouter_kernels::gpu::{DevicePtr, GpuError, Stream};
 
+use super::Dtype;
 use super::memory::{Buffers, Layer, Linear, Tensors, UploadLayout, kv_layer_bytes, pitch, qkv_width, results};
 use super::step::Step;
-use super::{BUCKETS, Dtype};
 use crate::runner::model_config::ModelConfig;
 
 /// How much a step computes.
@@ -21,18 +21,32 @@ pub(super) struct Size {
 }
 
 impl Size {
-    /// Of the steps that the graph of a bucket computes.
-    pub(super) fn of_bucket(rows: usize) -> Self {
-        let rows = rows as u32;
-        Self { rows, slots: rows, items: rows }
+    /// Of a graph for as many rows.
+    const fn of_graph(rows: u32, items: u32) -> Self {
+        Self { rows, slots: rows, items }
     }
 
     /// Of a step that is longer than any graph.
     pub(super) fn of_prompt(step: &Step) -> Self {
-        let slots = step.slots.len();
-        let slots = BUCKETS.into_iter().find(|bucket| slots <= *bucket).filter(|_| slots > 0).unwrap_or(0);
-        Self { rows: step.rows as u32, slots: slots as u32, items: step.items as u32 }
+        let slots = step.slots.len() as u32;
+        let slots = GRAPHS.iter().map(|size| size.rows).find(|rows| slots <= *rows).filter(|_| slots > 0).unwrap_or(0);
+        Self { rows: step.rows as u32, slots, items: step.items as u32 }
     }
+}
+
+/// Sizes of the graphs. Attention of one item has a kernel of its own, which gives the same bits.
+pub(super) const GRAPHS: [Size; 5] = [
+    Size::of_graph(8, 1),
+    Size::of_graph(8, 8),
+    Size::of_graph(16, 16),
+    Size::of_graph(32, 32),
+    Size::of_graph(MAX_STREAMED_ROWS, MAX_STREAMED_ROWS),
+];
+
+/// The smallest graph that holds a step of up to [`MAX_STREAMED_ROWS`] rows.
+pub(super) fn graph_of(step: &Step) -> usize {
+    let holds = |size: &Size| step.rows <= size.rows as usize && step.items <= size.items as usize;
+    GRAPHS.iter().position(holds).unwrap_or(GRAPHS.len() - 1)
 }
 
 /// The kernels of a step in bf16, in order. Those from `Qkv` to `Down` run once a layer.

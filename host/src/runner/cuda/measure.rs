@@ -8,9 +8,9 @@ use tokenrouter_kernels::gpu::{Device, Event, GpuError, Stream};
 pub use bandwidth::Bandwidth;
 
 pub(crate) use super::forward::Kernel;
-use super::forward::Size;
+use super::forward::{GRAPHS, Size, graph_of};
 use super::memory::qkv_width;
-use super::{BUCKETS, CudaRunner, Dtype, page_bytes, step, weight_bytes};
+use super::{CudaRunner, Dtype, page_bytes, step, weight_bytes};
 use crate::runner::RowBatch;
 use crate::runner::model_config::ModelConfig;
 
@@ -49,7 +49,7 @@ impl CudaRunner {
             let layout = self.layout(rows);
             let prompt = rows > MAX_STREAMED_ROWS as usize;
             let step = step::fill(batch, &parts, layout, prompt, self.fixed, &mut self.upload)?;
-            let size = if prompt { Size::of_prompt(&step) } else { size_of_graph(rows) };
+            let size = if prompt { Size::of_prompt(&step) } else { GRAPHS[graph_of(&step)] };
             sum += self.replay_step(&step, size, what, replays).map_err(|error| error.to_string())?;
         }
         Ok(sum)
@@ -83,10 +83,6 @@ impl CudaRunner {
             time(&self.device, stream, replays, || graph.launch(stream))
         }
     }
-}
-
-fn size_of_graph(rows: usize) -> Size {
-    Size::of_bucket(BUCKETS.into_iter().find(|bucket| rows <= *bucket).unwrap_or(MAX_STREAMED_ROWS as usize))
 }
 
 /// Median milliseconds of `replays` times `work`, which are enqueued behind each other so that the device

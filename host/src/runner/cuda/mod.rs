@@ -26,7 +26,7 @@ use super::net::{Net, NetId};
 use super::sampler::Sampler;
 use super::{ModelInfo, NetScores, PAGE_TOKENS, RowBatch, RowOutputs, Runner, RunnerError, check};
 use crate::request::ModelId;
-use forward::{Forward, Size};
+use forward::{Forward, GRAPHS, Size};
 pub use limits::check_config;
 use load::Loader;
 use memory::{Buffers, Counter, SCORES, SLOTS, Tensors, UploadLayout, results};
@@ -132,9 +132,6 @@ pub struct LoadOptions<'a> {
     pub progress: Option<Progress<'a>>,
 }
 
-/// Rows of the graphs: a step is computed by the smallest that holds it.
-const BUCKETS: [usize; 4] = [8, 16, 32, MAX_STREAMED_ROWS as usize];
-
 /// A model on a CUDA device.
 pub struct CudaRunner {
     info: ModelInfo,
@@ -150,8 +147,8 @@ pub struct CudaRunner {
     sampler: Sampler,
     nets: Vec<CudaNet>,
     use_graphs: bool,
-    /// By [`BUCKETS`]; captured when first needed.
-    graphs: [Option<Graph>; BUCKETS.len()],
+    /// By [`GRAPHS`]; captured when first needed.
+    graphs: [Option<Graph>; GRAPHS.len()],
     /// By net and by layout (small steps, prompts).
     net_graphs: Vec<[Option<Graph>; 2]>,
     upload: Pinned<u32>,
@@ -255,7 +252,7 @@ impl CudaRunner {
             hidden_pages: None,
             nets: Vec::new(),
             use_graphs: options.graphs,
-            graphs: [const { None }; BUCKETS.len()],
+            graphs: [const { None }; GRAPHS.len()],
             net_graphs: Vec::new(),
             kernels,
             stream,
@@ -291,18 +288,18 @@ impl CudaRunner {
         UploadLayout { rows: if rows <= small { small } else { self.capacity } }
     }
 
-    /// Capture the steps of all buckets, the largest first.
+    /// Capture the steps of all sizes, the largest first.
     fn capture_all(&mut self) -> Result<(), GpuError> {
-        for index in (0..BUCKETS.len()).rev() {
-            self.graphs[index] = Some(self.capture(BUCKETS[index])?);
+        for (index, size) in GRAPHS.into_iter().enumerate().rev() {
+            self.graphs[index] = Some(self.capture(size)?);
         }
         Ok(())
     }
 
-    fn capture(&self, rows: usize) -> Result<Graph, GpuError> {
-        let forward = self.parts(self.layout(rows));
+    fn capture(&self, size: Size) -> Result<Graph, GpuError> {
+        let forward = self.parts(self.layout(size.rows as usize));
         // SAFETY: the addresses live as long as the runner, which owns the graph.
-        let graph = self.stream.capture(|| unsafe { forward.enqueue(Size::of_bucket(rows)) })?;
+        let graph = self.stream.capture(|| unsafe { forward.enqueue(size) })?;
         graph.upload(&self.stream)?;
         Ok(graph)
     }
@@ -325,11 +322,11 @@ impl CudaRunner {
         unsafe {
             self.stream.upload_async(self.buffers.upload, &self.upload, step.words * 4).map_err(text)?;
             if small {
-                let index = BUCKETS.iter().position(|bucket| rows <= *bucket).unwrap_or(BUCKETS.len() - 1);
+                let index = forward::graph_of(&step);
                 if !self.use_graphs {
-                    self.parts(layout).enqueue(Size::of_bucket(BUCKETS[index])).map_err(text)?;
+                    self.parts(layout).enqueue(GRAPHS[index]).map_err(text)?;
                 } else if self.graphs[index].is_none() {
-                    self.graphs[index] = Some(self.capture(BUCKETS[index]).map_err(text)?);
+                    self.graphs[index] = Some(self.capture(GRAPHS[index]).map_err(text)?);
                 }
                 if let Some(graph) = &self.graphs[index] {
                     graph.launch(&self.stream).map_err(text)?;
@@ -464,7 +461,7 @@ impl Runner for CudaRunner {
             unsafe { self.stream.fill_u8_async(at, 0, bytes) }.map_err(text)?;
             self.hidden_pages = Some((at, arena));
             // Steps now keep hidden states.
-            self.graphs = [const { None }; BUCKETS.len()];
+            self.graphs = [const { None }; GRAPHS.len()];
         }
         self.fixed.net_list = self.fixed.net_list.max(net.list);
         self.nets.push(net);
@@ -478,7 +475,7 @@ impl Runner for CudaRunner {
         self.fixed.net_list = 0;
         if self.hidden_pages.take().is_some() {
             // Steps keep hidden states no more.
-            self.graphs = [const { None }; BUCKETS.len()];
+            self.graphs = [const { None }; GRAPHS.len()];
         }
     }
 
