@@ -131,6 +131,8 @@ pub enum StartError {
     Thread { model: String, message: String },
     #[error("the thread that delivers events could not be started: {message}")]
     Delivery { message: String },
+    #[error("the thread that looks after routes could not be started: {message}")]
+    Routes { message: String },
     #[error("batching.mode = \"online\": the tuner could not be started: {message}; set \"fixed\" to go without")]
     Tuner { message: String },
 }

@@ -208,5 +208,5 @@ pub(super) fn start(shared: Arc<Shared>, work: Receiver<Upkeep>) -> Result<JoinH
         }
     };
     let thread = std::thread::Builder::new().name("routes".into()).spawn(body);
-    thread.map_err(|e| StartError::Delivery { message: e.to_string() })
+    thread.map_err(|e| StartError::Routes { message: e.to_string() })
 }

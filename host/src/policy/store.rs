@@ -27,11 +27,16 @@ pub struct Store {
 
 impl Default for Store {
     fn default() -> Self {
-        Self { most: MOST_LIBRARIES, native: HashMap::new(), wasm: HashMap::new() }
+        Self::with_room(MOST_LIBRARIES)
     }
 }
 
 impl Store {
+    /// A store that opens no more than so many different libraries.
+    pub fn with_room(most: usize) -> Self {
+        Self { most, native: HashMap::new(), wasm: HashMap::new() }
+    }
+
     /// The plugin at `path`, as [`Plugin::load`] does it; one with the same content that is loaded already is
     /// that one.
     pub fn load(&mut self, path: &Path, sha256: Option<&str>) -> Result<Plugin, LoadError> {

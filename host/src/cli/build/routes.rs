@@ -248,7 +248,10 @@ impl Prepared {
                     None => Failure::input(error),
                 }
             }
-            StartError::Thread { .. } | StartError::Delivery { .. } | StartError::Tuner { .. } => Failure::work(error),
+            StartError::Thread { .. }
+            | StartError::Delivery { .. }
+            | StartError::Routes { .. }
+            | StartError::Tuner { .. } => Failure::work(error),
         }
     }
 }
