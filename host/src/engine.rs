@@ -9,6 +9,7 @@ mod reload;
 mod routes;
 mod table;
 mod tuning;
+mod watch;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,8 +33,9 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::online::{self, Pace, Paces};
 use crate::policy::PolicyFactory;
+use crate::policy::monitor::{Hung, Monitor, Monitors};
 use crate::request::{
-    Event, ModelDown, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteId, TokenId, Told,
+    Event, ModelDown, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteDisabled, RouteId, TokenId, Told,
 };
 use crate::runner::{ModelInfo, Runner};
 use crate::subserver::coordinator::{Coordinator, Waiting};
@@ -80,6 +82,8 @@ pub enum OnError {
     StayLocal,
     /// Its requests fail.
     FailRequest,
+    /// Its requests go on at the model they are at, and the route takes no new ones.
+    DisableRoute,
 }
 
 /// A route to serve.
@@ -93,6 +97,8 @@ pub struct RouteSetup {
     /// Settings as JSON, already checked against the policy's schema.
     pub settings: String,
     pub on_error: OnError,
+    /// Wall time that a call of the policy may take; more is counted, and told if it goes on.
+    pub budget: Duration,
     /// Tokens that not every model of the route knows by the same text; ascending.
     pub excluded: Vec<TokenId>,
     /// Where relative paths of router weights start.
@@ -116,6 +122,14 @@ pub struct RouteInfo {
     pub context: u32,
     /// Token ids that every model of the route has lie below this.
     pub vocab_size: u32,
+    disabled: Arc<OnceLock<RouteDisabled>>,
+}
+
+impl RouteInfo {
+    /// Why it takes no new requests, if so.
+    pub fn disabled(&self) -> Option<&RouteDisabled> {
+        self.disabled.get()
+    }
 }
 
 /// Why the engine could not start.
@@ -133,6 +147,8 @@ pub enum StartError {
     Delivery { message: String },
     #[error("the thread that looks after routes could not be started: {message}")]
     Routes { message: String },
+    #[error("the thread that watches plugins could not be started: {message}")]
+    Watchdog { message: String },
     #[error("batching.mode = \"online\": the tuner could not be started: {message}; set \"fixed\" to go without")]
     Tuner { message: String },
 }
@@ -163,6 +179,8 @@ pub enum SubmitError {
     ShuttingDown,
     #[error(transparent)]
     ModelDown(#[from] ModelDown),
+    #[error(transparent)]
+    RouteDisabled(#[from] RouteDisabled),
 }
 
 /// What all threads of an engine share.
@@ -290,6 +308,15 @@ impl Shared {
         served.or_else(|| self.registry().held(id))
     }
 
+    /// From now on the route takes no requests. Those that it has go on.
+    fn disable(&self, route: RouteId, model: ModelId, hook: &'static str) {
+        let Some(info) = self.registry().info(route) else { return };
+        let (route, plugin) = (info.name.clone(), info.policy.clone().unwrap_or_default());
+        let model = self.models[model.index()].name.clone();
+        // Another model's instance may have failed before.
+        let _ = info.disabled.set(RouteDisabled { route, plugin, model, hook });
+    }
+
     /// A model can compute nothing any more. One line in the log stands for all requests that it costs.
     fn model_down(&self, model: ModelId, down: ModelDown) {
         let line = down.to_string();
@@ -311,6 +338,9 @@ pub struct Engine {
     /// Held while routes change.
     changing: Mutex<()>,
     tuner: Option<online::Thread>,
+    monitors: Arc<Monitors>,
+    /// Looks after all hooks until the last model's thread has ended.
+    watchdog: Option<watch::Thread>,
     next_id: AtomicU64,
 }
 
@@ -341,6 +371,7 @@ impl Engine {
         let mut attachments: Vec<Vec<Option<Attachment>>> = infos.iter().map(|_| Vec::new()).collect();
         let mut served = Vec::new();
         let mut loader = Loader::default();
+        let monitors = Arc::<Monitors>::default();
         for route in &routes {
             let entered = registry.enter(describe(route, &infos)?, &upkeep);
             for (index, of_model) in attachments.iter_mut().enumerate() {
@@ -356,7 +387,7 @@ impl Engine {
                     registry.enter_loaded(entered.id, model, digest, id, stays);
                     Ok(id)
                 };
-                of_model.push(attach(route, model, &places[index], &infos, &mut load)?);
+                of_model.push(attach(route, model, &places[index], &infos, &mut load, &monitors)?);
             }
             served.push(entered);
         }
@@ -371,6 +402,7 @@ impl Engine {
                 sha256: None,
                 context: info.context,
                 vocab_size: info.vocab_size,
+                disabled: Arc::default(),
             };
             served.push(registry.enter(alone, &upkeep));
             for (other, of_model) in attachments.iter_mut().enumerate() {
@@ -414,6 +446,8 @@ impl Engine {
             keeper: None,
             changing: Mutex::default(),
             tuner: None,
+            watchdog: Some(watch::start(monitors.clone())?),
+            monitors,
             next_id: AtomicU64::new(1),
         };
         // Dropped before the engine, which waits for the end of the delivery.
@@ -474,6 +508,21 @@ impl Engine {
     /// The models that can compute nothing any more.
     pub fn down_models(&self) -> impl Iterator<Item = &ModelDown> {
         self.shared.down.iter().filter_map(OnceLock::get)
+    }
+
+    /// The policy instances at work.
+    pub fn policies(&self) -> Vec<Arc<Monitor>> {
+        self.monitors.list()
+    }
+
+    /// Hooks that have run for a second or more and have not come back.
+    pub fn hung_hooks(&self) -> Vec<Hung> {
+        self.monitors.hung()
+    }
+
+    /// End the process when a hook has run for longer than `limit`.
+    pub fn abort_on_hung_plugin(&self, limit: Duration) {
+        self.monitors.abort_after(limit);
     }
 
     /// Requests that have neither ended nor been cancelled.
@@ -547,6 +596,9 @@ impl Engine {
         if let Some(down) = self.down(&route) {
             return Err(down.into());
         }
+        if let Some(disabled) = route.disabled() {
+            return Err(disabled.clone().into());
+        }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (entry, _) = route.models[route.entry];
         let (events, receiver) = unbounded_channel();
@@ -579,15 +631,21 @@ impl Engine {
         self.tuner = None;
         self.shared.inboxes.iter().for_each(|inbox| drop(inbox.send(vec![Message::Shutdown])));
         // A panic has been reported by the hook and by `model_panicked`.
-        let runners = self.threads.drain(..).map(|thread| thread.join().ok().flatten()).collect();
-        // What they had to tell is told.
+        let ended = |(model, thread): (usize, JoinHandle<_>)| {
+            let name = &self.shared.models[model].name;
+            watch::join(thread, || self.monitors.hung().iter().any(|hung| hung.names.model == *name)).flatten()
+        };
+        let threads = std::mem::take(&mut self.threads);
+        let runners: Vec<_> = threads.into_iter().enumerate().map(ended).collect();
+        // What they had to tell is told. A thread that hangs may have more, some day.
         if let Some(delivery) = self.delivery.take() {
-            let _ = delivery.join();
+            let _ = watch::join(delivery, || !self.monitors.hung().is_empty());
         }
         if let Some(keeper) = self.keeper.take() {
             let _ = self.shared.upkeep.send(Upkeep::Stop);
             let _ = keeper.join();
         }
+        self.watchdog = None;
         // A hand-off may have been under way to a model that had already ended.
         self.fail_all();
         runners

@@ -11,7 +11,10 @@ pub mod cli;
 pub mod config;
 pub mod engine;
 pub mod eval;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod online;
+mod plain;
 pub mod policy;
 pub mod record;
 pub mod request;

@@ -305,8 +305,10 @@ __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
         __shared__ u64 barriers[WARPS][2][STAGES];
         if (warp == WARPS) {
             if (threadIdx.x % WARP < WARPS) {
-                for (u32 i = 0; i < 2 * STAGES; i++)
-                    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"((u32)__cvta_generic_to_shared(&barriers[threadIdx.x % WARP][0][i])) : "memory");
+                for (u32 i = 0; i < 2 * STAGES; i++) {
+                    const u32 barrier = (u32)__cvta_generic_to_shared(&barriers[threadIdx.x % WARP][0][i]);
+                    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(i < STAGES ? 1 : WARP) : "memory");
+                }
                 asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             }
             __syncwarp();

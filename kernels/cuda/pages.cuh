@@ -189,12 +189,11 @@ template <int D, int STAGES>
 struct Fed {
     static constexpr u32 SIZE = 2 * PAGE * D;  // elements of a page's keys and values
     u32 ring;         // shared addresses: of the warp's pages [STAGES][SIZE],
-    u32 full, empty;  // of the barriers [STAGES] of those that are there, and of those that were read
-    bool leads;       // the lane that speaks for the warp
+    u32 full, empty;  // of the barriers [STAGES] of those that are there, and of those that every lane has read
     u32 stage, phase;
 
     // All addresses go through registers of their own: the compiler would compute them anew for each page.
-    __device__ __forceinline__ Fed(u16* rings, u64 (*barriers)[2][STAGES], u32 thread) : leads(thread % WARP == 0), stage(0), phase(0) {
+    __device__ __forceinline__ Fed(u16* rings, u64 (*barriers)[2][STAGES], u32 thread) : stage(0), phase(0) {
         const u32 warp = thread / WARP;
         ring = kept((u32)__cvta_generic_to_shared(rings + warp * STAGES * SIZE));
         full = kept((u32)__cvta_generic_to_shared(barriers[warp][0]));
@@ -208,8 +207,7 @@ struct Fed {
     __device__ __forceinline__ void keys_read() {}
     __device__ __forceinline__ const u16* values() { return at(1); }
     __device__ __forceinline__ void values_read() {
-        __syncwarp();
-        if (leads) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty + stage * 8) : "memory");
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty + stage * 8) : "memory");
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }
 };

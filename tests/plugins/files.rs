@@ -53,7 +53,7 @@ fn record(bytes: &mut [u8]) -> &mut [u8] {
 }
 
 #[test]
-fn what_is_not_a_file() {
+fn case_01_what_is_not_a_file() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(refused(&dir.path().join("absent.so")), "no such file; build the plugin or correct the path");
     assert_eq!(refused(dir.path()), "is a directory, not a regular file; give the path of the plugin's file");
@@ -81,7 +81,7 @@ fn what_is_too_large() {
 }
 
 #[test]
-fn what_is_not_elf() {
+fn case_02_what_is_not_elf() {
     let scratch = Scratch::new();
     for (bytes, what) in [
         (&b""[..], "an empty file"),
@@ -96,7 +96,7 @@ fn what_is_not_elf() {
 }
 
 #[test]
-fn what_is_cut_off() {
+fn case_03_what_is_cut_off() {
     let (scratch, whole) = (Scratch::new(), probe());
     let mut lengths = vec![4, 16, 63, 64, 65, 200, 1000, 4096, 20_000, 100_000, 300_000];
     lengths.extend([whole.len() / 2, whole.len() * 9 / 10, whole.len() - 1]);
@@ -108,7 +108,7 @@ fn what_is_cut_off() {
 }
 
 #[test]
-fn what_is_for_another_machine() {
+fn case_04_what_is_for_another_machine() {
     let scratch = Scratch::new();
     let patched = |at: usize, bytes: &[u8]| {
         let mut file = probe();
@@ -148,18 +148,18 @@ fn damaged_headers_are_read_safely() {
 }
 
 #[test]
-fn what_is_a_library_but_no_plugin() {
+fn case_05_what_is_a_library_but_no_plugin() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let libc = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.contains("libc.so"));
     let expected = "is a shared object but not a TokenRouter plugin (no section .tokenrouter); a plugin calls \
                     export_policy! from tokenrouter-plugin-api";
     assert_eq!(refused(Path::new(libc.expect("this test needs a C library that is loaded dynamically"))), expected);
     // A position-independent program is a shared object, too.
-    assert_eq!(refused(&std::env::current_exe().unwrap()), expected);
+    assert_eq!(refused(&library("tokenrouter")), expected);
 }
 
 #[test]
-fn what_has_other_metadata() {
+fn case_09_what_has_other_metadata() {
     let scratch = Scratch::new();
     let patched = |at: usize, bytes: &[u8]| {
         let mut file = probe();
@@ -187,7 +187,7 @@ fn what_has_other_metadata() {
 }
 
 #[test]
-fn what_the_dynamic_linker_cannot_resolve() {
+fn case_06_what_the_dynamic_linker_cannot_resolve() {
     let scratch = Scratch::new();
     let mut file = probe();
     replace(&mut file, b"\0memcpy\0", b"\0memcpz\0");
@@ -197,6 +197,34 @@ fn what_the_dynamic_linker_cannot_resolve() {
     replace(&mut file, b"libc.so.6\0", b"libz.so.z\0");
     let error = scratch.refused(&file);
     assert!(error.contains("the dynamic linker refused it") && error.contains("libz.so.z"), "{error}");
+}
+
+#[test]
+fn case_26_links_and_paths_lead_to_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let real = dir.path().join("libreal.so");
+    std::fs::copy(library("libprobe.so"), &real).unwrap();
+    let (symbolic, hard) = (dir.path().join("symbolic.so"), dir.path().join("hard.so"));
+    std::os::unix::fs::symlink(&real, &symbolic).unwrap();
+    std::fs::hard_link(&real, &hard).unwrap();
+    let around = dir.path().join("../").join(dir.path().file_name().unwrap()).join("libreal.so");
+    let hashes =
+        [real, symbolic, hard, around].map(|path| NativePlugin::load(&path, None).unwrap().sha256().to_owned());
+    assert!(hashes.iter().all(|hash| *hash == hashes[0]));
+}
+
+#[test]
+fn case_26_what_everybody_may_change() {
+    use std::os::unix::fs::PermissionsExt;
+    let scratch = Scratch::new();
+    std::fs::copy(library("libprobe.so"), scratch.path()).unwrap();
+    std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o757)).unwrap();
+    let expected =
+        "may be changed by every user of this machine; take that right away (chmod o-w), or pin it with sha256";
+    assert_eq!(refused(&scratch.path()), expected);
+    assert!(inspect(&scratch.path()).is_err());
+    let hash = NativePlugin::load(&library("libprobe.so"), None).unwrap().sha256().to_owned();
+    assert!(NativePlugin::load(&scratch.path(), Some(&hash)).is_ok());
 }
 
 #[test]
@@ -248,7 +276,7 @@ fn inspecting_runs_nothing() {
 }
 
 #[test]
-fn a_bare_name_is_looked_up_in_order() {
+fn case_26_a_bare_name_is_looked_up_in_order() {
     let empty = tempfile::tempdir().unwrap();
     let dirs = [empty.path().to_owned(), built()];
     assert_eq!(find("rstitch", &dirs).unwrap(), library("librstitch.so"));

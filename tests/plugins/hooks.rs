@@ -82,7 +82,7 @@ fn everything_crosses_the_boundary() {
 }
 
 #[test]
-fn an_empty_batch_is_routed() {
+fn case_also_an_empty_batch_is_routed() {
     let mut instance = probe("{}").unwrap();
     instance.route(&RouteBatch::default(), &mut []).unwrap();
 }
@@ -98,7 +98,7 @@ const CALLS: [(&str, Call); 5] = [
 ];
 
 #[test]
-fn a_panic_is_an_error_that_ends_the_instance_and_nothing_else() {
+fn case_10_a_panic_is_an_error_that_ends_the_instance_and_nothing_else() {
     let mut other = probe("{}").unwrap();
     for (hook, call) in CALLS {
         let mut instance = probe(&format!(r#"{{"panic": "{hook}"}}"#)).unwrap();
@@ -118,7 +118,7 @@ fn a_panic_is_an_error_that_ends_the_instance_and_nothing_else() {
 }
 
 #[test]
-fn a_panic_while_creating_is_an_error() {
+fn case_10_a_panic_while_creating_is_an_error() {
     for hook in ["create", "requirements"] {
         let failure = probe(&format!(r#"{{"panic": "{hook}"}}"#)).err().unwrap();
         assert_eq!(failure.hook, hook);
@@ -127,7 +127,7 @@ fn a_panic_while_creating_is_an_error() {
 }
 
 #[test]
-fn a_panic_in_drop_stays_inside() {
+fn case_10_a_panic_in_drop_stays_inside() {
     let mut instance = probe(r#"{"panic": "drop"}"#).unwrap();
     instance.route(&batch(), &mut [Decision::STAY; 2]).unwrap();
     drop(instance);
@@ -150,7 +150,7 @@ fn an_error_of_create_is_passed_on_as_it_is() {
 
 /// The caller checks the values; here it matters that they arrive undamaged.
 #[test]
-fn wrong_answers_arrive_for_the_caller_to_check() {
+fn case_13_wrong_answers_arrive_for_the_caller_to_check() {
     let mut out = [Decision::STAY; 2];
     probe(r#"{"wrong": "kind"}"#).unwrap().route(&batch(), &mut out).unwrap();
     assert_eq!(out.map(|decision| decision.kind()), [Some(DecisionKind::Stay), None]);
@@ -176,7 +176,7 @@ fn an_instance_moves_between_threads() {
 }
 
 #[test]
-fn two_loads_of_one_file_give_two_working_plugins() {
+fn case_25_two_loads_of_one_file_give_two_working_plugins() {
     let path = library("libprobe.so");
     let (first, second) = (load(&path), load(&path));
     let mut one = create(&first, r#"{"panic": "route"}"#).unwrap();
@@ -186,8 +186,25 @@ fn two_loads_of_one_file_give_two_working_plugins() {
     assert_eq!(first.sha256(), second.sha256());
 }
 
+/// Files with one name in them and different content, as two versions of a plugin.
 #[test]
-fn a_file_overwritten_after_loading_changes_nothing() {
+fn case_25_two_versions_work_side_by_side() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("libprobe.so");
+    let mut bytes = std::fs::read(library("libprobe.so")).unwrap();
+    // Behind all that is loaded.
+    bytes.extend(b"another build");
+    std::fs::write(&path, bytes).unwrap();
+    let (first, second) = (load(&library("libprobe.so")), load(&path));
+    assert!(first.sha256() != second.sha256() && first.name() == second.name());
+    let mut one = create(&first, r#"{"panic": "route"}"#).unwrap();
+    let mut two = create(&second, "{}").unwrap();
+    assert!(one.route(&batch(), &mut [Decision::STAY; 2]).is_err());
+    two.route(&batch(), &mut [Decision::STAY; 2]).unwrap();
+}
+
+#[test]
+fn case_27_a_file_overwritten_after_loading_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("libprobe.so");
     std::fs::copy(library("libprobe.so"), &path).unwrap();

@@ -23,11 +23,10 @@ fn next_minor() -> PathBuf {
     target.join("debug")
 }
 
+/// A host of 1.1 runs a plugin of 1.0, before and after one of its own version.
 #[test]
-fn versions_meet() {
+fn case_08_an_older_minor_version_runs() {
     let next = next_minor();
-
-    // A host of 1.1 runs a plugin of 1.0, before and after one of its own version.
     let (old, new) = (library("librstitch.so"), next.join("libnext_rstitch.so"));
     let output = Command::new(next.join("next-loader")).args([&old, &new, &old]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -38,8 +37,12 @@ fn versions_meet() {
     );
     let printed = String::from_utf8(output.stdout).unwrap();
     assert_eq!(printed.lines().collect::<Vec<_>>(), [&old_line, &new_line, &old_line]);
+}
 
-    // This host, 1.0, does not run a plugin of 1.1.
+/// This host, 1.0, does not run a plugin of 1.1.
+#[test]
+fn case_09_a_newer_minor_version_is_refused() {
+    let new = next_minor().join("libnext_rstitch.so");
     let error = NativePlugin::load(&new, None).unwrap_err().to_string();
     assert_eq!(
         error,
@@ -49,8 +52,12 @@ fn versions_meet() {
             new.display()
         )
     );
+}
 
-    // Nor one that says 1.0 and is not.
+/// Nor one that says 1.0 and is not.
+#[test]
+fn case_07_another_layout_at_the_same_version_is_refused() {
+    let next = next_minor();
     let error = NativePlugin::load(&next.join("libskewed_rstitch.so"), None).unwrap_err();
     let Reason::Library(layout @ host::LoadError::Layout { .. }) = &error.reason else { panic!("{error}") };
     let text = error.to_string();

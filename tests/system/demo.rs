@@ -142,6 +142,7 @@ pub fn observed(setup: &Setup, routes: &[Route], observer: Option<Arc<dyn Observ
         policy: plugin(route.plugin),
         settings: route.settings.to_string(),
         on_error: OnError::FailRequest,
+        budget: tokenrouter::policy::monitor::DEFAULT_BUDGET,
         excluded: Vec::new(),
         directory: root(),
     });

@@ -1,6 +1,7 @@
 //! `cargo xtask …`: everything that takes more than one `cargo` command.
 
 mod checks;
+mod fuzz;
 mod kernels;
 mod python;
 mod step;
@@ -21,6 +22,7 @@ Commands:
   serve [-- ARGS]      build them for release, then serve config/demo.toml (ARGS go to `tokenrouter serve`)
   test                 build everything, then run the tests of Rust, of the documentation and of Python
   kernels              compile every CUDA source (needs no GPU)
+  fuzz [--minutes N]   search for inputs that break a promise, 10 minutes a target (nightly, cargo-fuzz)
   ci                   format, lints, dependencies and CUDA sources, then what `test` does
 ";
 
@@ -34,6 +36,11 @@ fn main() -> ExitCode {
         ["serve", "--", rest @ ..] => workspace().and_then(|w| w.serve(rest)),
         ["test"] => workspace().and_then(|w| w.test()),
         ["kernels"] => workspace().and_then(|w| kernels::compile(&w)),
+        ["fuzz"] => workspace().and_then(|w| fuzz::run(&w, 10)),
+        ["fuzz", "--minutes", minutes] => match minutes.parse() {
+            Ok(minutes @ 1..) => workspace().and_then(|w| fuzz::run(&w, minutes)),
+            _ => Err(anyhow::anyhow!("--minutes {minutes}: give a whole number from 1 on")),
+        },
         ["ci"] => workspace().and_then(|w| checks::before_tests(&w).and_then(|()| w.test())),
         ["help" | "--help" | "-h"] => {
             print!("{USAGE}");

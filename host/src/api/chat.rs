@@ -29,24 +29,15 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
 
 async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let route = state.route(&mut fields)?;
-    refuse_unbuilt(&mut fields)?;
-    let mut generation = Generation::read(&mut fields, NAMES, &route.defaults, route.vocab)?;
-    let streaming = Streaming::read(&mut fields)?;
-    let logprobs = logprobs(&mut fields)?;
-    generation.sampling.top_logprobs = logprobs;
-    let return_routing = fields.boolean("return_routing")?.unwrap_or(false);
-    let messages = messages(&mut fields, &state.warned)?;
-    let template = template_options(&mut fields)?;
-    special_tokens(&mut fields, &route, false, true)?;
-    fields.finish(&state.warned);
-
+    let Asked { generation, streaming, return_routing, messages, template } =
+        Asked::read(fields, &route, &state.warned)?;
     let prompt = state.text_work.chat(&route, messages, template).await?;
     let options = Options { default_max_tokens: None, return_signals: return_routing, prompt_field: "messages" };
     let run = Run::start(&state, &route, vec![prompt], &generation, options)?;
     let shape = Shape {
         id: random_id("chatcmpl-"),
         created: unix_time(),
-        logprobs: logprobs.is_some(),
+        logprobs: generation.sampling.top_logprobs.is_some(),
         return_routing,
         include_usage: streaming.include_usage,
         route,
@@ -66,6 +57,31 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     body["usage"] = usage.to_json();
     usage.log(&shape.id, &shape.route);
     Ok(json_response(StatusCode::OK, &body))
+}
+
+/// What a body asks for.
+pub(super) struct Asked {
+    pub generation: Generation,
+    streaming: Streaming,
+    return_routing: bool,
+    pub messages: Vec<Value>,
+    /// For the template.
+    pub template: Map<String, Value>,
+}
+
+impl Asked {
+    pub(super) fn read(mut fields: Fields, route: &Route, warned: &Warned) -> Result<Self, ApiError> {
+        refuse_unbuilt(&mut fields)?;
+        let mut generation = Generation::read(&mut fields, NAMES, &route.defaults, route.vocab)?;
+        let streaming = Streaming::read(&mut fields)?;
+        generation.sampling.top_logprobs = logprobs(&mut fields)?;
+        let return_routing = fields.boolean("return_routing")?.unwrap_or(false);
+        let messages = messages(&mut fields, warned)?;
+        let template = template_options(&mut fields)?;
+        special_tokens(&mut fields, route, false, true)?;
+        fields.finish(warned);
+        Ok(Self { generation, streaming, return_routing, messages, template })
+    }
 }
 
 fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {

@@ -14,7 +14,7 @@ use super::error::ApiError;
 use super::http::{json_response, random_id};
 use super::params::{Generation, Names};
 use super::prompts::Prompts;
-use super::reader::Fields;
+use super::reader::{Fields, Warned};
 use super::run::{Answer, Options, Run};
 use super::sse::{self, Encoder};
 use super::state::{AppState, Route, unix_time};
@@ -30,17 +30,7 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
 
 async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let route = state.route(&mut fields)?;
-    refuse_unbuilt(&mut fields)?;
-    let mut generation = Generation::read(&mut fields, NAMES, &route.defaults, route.vocab)?;
-    let streaming = Streaming::read(&mut fields)?;
-    let logprobs = fields.integer("logprobs", 0..=i64::from(MAX_TOP_LOGPROBS))?.map(|top| top as u32);
-    generation.sampling.top_logprobs = logprobs;
-    let return_routing = fields.boolean("return_routing")?.unwrap_or(false);
-    let prompt = fields.take("prompt").ok_or_else(|| ApiError::missing("prompt", "`prompt` is required."))?;
-    let prompts = Prompts::read("prompt", prompt, route.vocab)?;
-    special_tokens(&mut fields, &route, true, prompts.has_text())?;
-    fields.finish(&state.warned);
-
+    let Asked { generation, streaming, return_routing, prompts } = Asked::read(fields, &route, &state.warned)?;
     let prompts = state.text_work.prompts(&route, prompts, "prompt").await?;
     let options = Options {
         default_max_tokens: Some(DEFAULT_MAX_TOKENS),
@@ -51,7 +41,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let shape = Shape {
         id: random_id("cmpl-"),
         created: unix_time(),
-        logprobs: logprobs.is_some(),
+        logprobs: generation.sampling.top_logprobs.is_some(),
         return_routing,
         include_usage: streaming.include_usage,
         route,
@@ -69,6 +59,30 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     body["usage"] = usage.to_json();
     usage.log(&shape.id, &shape.route);
     Ok(json_response(StatusCode::OK, &body))
+}
+
+/// What a body asks for.
+pub(super) struct Asked {
+    pub generation: Generation,
+    streaming: Streaming,
+    return_routing: bool,
+    pub prompts: Prompts,
+}
+
+impl Asked {
+    pub(super) fn read(mut fields: Fields, route: &Route, warned: &Warned) -> Result<Self, ApiError> {
+        refuse_unbuilt(&mut fields)?;
+        let mut generation = Generation::read(&mut fields, NAMES, &route.defaults, route.vocab)?;
+        let streaming = Streaming::read(&mut fields)?;
+        let logprobs = fields.integer("logprobs", 0..=i64::from(MAX_TOP_LOGPROBS))?;
+        generation.sampling.top_logprobs = logprobs.map(|top| top as u32);
+        let return_routing = fields.boolean("return_routing")?.unwrap_or(false);
+        let prompt = fields.take("prompt").ok_or_else(|| ApiError::missing("prompt", "`prompt` is required."))?;
+        let prompts = Prompts::read("prompt", prompt, route.vocab)?;
+        special_tokens(&mut fields, route, true, prompts.has_text())?;
+        fields.finish(warned);
+        Ok(Self { generation, streaming, return_routing, prompts })
+    }
 }
 
 /// What every answer of one request has in common.

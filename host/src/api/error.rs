@@ -7,10 +7,15 @@ use serde_json::{Value, json};
 use super::choice::ChoiceError;
 use super::http::json_response;
 use crate::engine::SubmitError;
-use crate::request::{ModelDown, RequestError};
+use crate::request::{ModelDown, RequestError, RouteDisabled};
 
 /// Code of a request that needs a model that is down.
 pub const MODEL_DOWN: &str = "model_down";
+
+/// Code of a request to a route that takes none any more.
+pub const ROUTE_DISABLED: &str = "route_disabled";
+/// A hook of a plugin does not come back.
+pub const PLUGIN_HUNG: &str = "plugin_hung";
 
 /// An answer other than 200.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +84,10 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, MODEL_DOWN, down.to_string())
     }
 
+    pub fn route_disabled(disabled: &RouteDisabled) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, ROUTE_DISABLED, disabled.to_string())
+    }
+
     /// Refused by the engine; `prompt` is the name of the field with the prompt.
     pub fn refused(error: &SubmitError, prompt: &str) -> Self {
         let bad = |code, param: &str| Self::new(StatusCode::BAD_REQUEST, code, error.to_string()).param(param);
@@ -91,6 +100,7 @@ impl ApiError {
                 Self::new(StatusCode::NOT_FOUND, "model_not_found", error.to_string()).param("model")
             }
             SubmitError::ModelDown(down) => Self::model_down(down),
+            SubmitError::RouteDisabled(disabled) => Self::route_disabled(disabled),
             SubmitError::ShuttingDown => Self::shutting_down(),
         }
     }
@@ -125,8 +135,9 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = json_response(self.status, &self.body());
         let headers = response.headers_mut();
-        // A model that is down does not come back before a restart.
-        if self.status == StatusCode::SERVICE_UNAVAILABLE && self.code != MODEL_DOWN {
+        // A model that is down, and a disabled route, do not come back before a restart.
+        let for_good = [MODEL_DOWN, ROUTE_DISABLED].contains(&self.code);
+        if self.status == StatusCode::SERVICE_UNAVAILABLE && !for_good {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         if self.status == StatusCode::UNAUTHORIZED {

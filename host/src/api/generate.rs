@@ -14,7 +14,7 @@ use super::error::ApiError;
 use super::http::{json_response, random_id};
 use super::params::{Generation, Names, cache_salt};
 use super::prompts::Prompts;
-use super::reader::Fields;
+use super::reader::{Fields, Warned};
 use super::run::{Answer, Options, Run};
 use super::sse::{self, Encoder};
 use super::state::{AppState, Route};
@@ -29,28 +29,7 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
 
 async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let route = state.route(&mut fields)?;
-    refuse_unbuilt(&mut fields)?;
-    let mut sampling = match fields.object("sampling_params")? {
-        Some(sampling) => sampling,
-        None => Fields::of("sampling_params", json!({}))?,
-    };
-    refuse_unbuilt(&mut sampling)?;
-    let mut generation = Generation::read(&mut sampling, NAMES, &route.defaults, route.vocab)?;
-    generation.cache_salt = cache_salt(&mut fields)?.or(generation.cache_salt);
-    let stream = fields.boolean("stream")?.unwrap_or(false);
-    let return_routing = fields.boolean("return_routing")?.unwrap_or(false);
-    let id = fields.string("rid")?.unwrap_or_else(|| random_id("gen-"));
-    let (field, prompts) = match (fields.take("text"), fields.take("input_ids")) {
-        (Some(text), None) => ("text", Prompts::read("text", text, route.vocab)?),
-        (None, Some(ids)) => ("input_ids", Prompts::read("input_ids", ids, route.vocab)?),
-        _ => return Err(ApiError::missing("text", "Exactly one of `text` and `input_ids` is required.")),
-    };
-    for object in [&mut fields, &mut sampling] {
-        special_tokens(object, &route, true, prompts.has_text())?;
-    }
-    sampling.finish(&state.warned);
-    fields.finish(&state.warned);
-
+    let Asked { generation, stream, return_routing, id, field, prompts } = Asked::read(fields, &route, &state.warned)?;
     let batch = prompts.batch || generation.n > 1;
     let prompts = state.text_work.prompts(&route, prompts, field).await?;
     let prompt_lengths = prompts.iter().flat_map(|p| std::iter::repeat_n(p.len(), generation.n)).collect();
@@ -66,6 +45,44 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let mut results: Vec<Value> = answers.iter().enumerate().map(|(index, a)| shape.result(index, a)).collect();
     let body = if batch { Value::from(results) } else { results.remove(0) };
     Ok(json_response(StatusCode::OK, &body))
+}
+
+/// What a body asks for.
+pub(super) struct Asked {
+    pub generation: Generation,
+    stream: bool,
+    return_routing: bool,
+    id: String,
+    /// Which one gave the prompts.
+    field: &'static str,
+    pub prompts: Prompts,
+}
+
+impl Asked {
+    pub(super) fn read(mut fields: Fields, route: &Route, warned: &Warned) -> Result<Self, ApiError> {
+        refuse_unbuilt(&mut fields)?;
+        let mut sampling = match fields.object("sampling_params")? {
+            Some(sampling) => sampling,
+            None => Fields::of("sampling_params", json!({}))?,
+        };
+        refuse_unbuilt(&mut sampling)?;
+        let mut generation = Generation::read(&mut sampling, NAMES, &route.defaults, route.vocab)?;
+        generation.cache_salt = cache_salt(&mut fields)?.or(generation.cache_salt);
+        let stream = fields.boolean("stream")?.unwrap_or(false);
+        let return_routing = fields.boolean("return_routing")?.unwrap_or(false);
+        let id = fields.string("rid")?.unwrap_or_else(|| random_id("gen-"));
+        let (field, prompts) = match (fields.take("text"), fields.take("input_ids")) {
+            (Some(text), None) => ("text", Prompts::read("text", text, route.vocab)?),
+            (None, Some(ids)) => ("input_ids", Prompts::read("input_ids", ids, route.vocab)?),
+            _ => return Err(ApiError::missing("text", "Exactly one of `text` and `input_ids` is required.")),
+        };
+        for object in [&mut fields, &mut sampling] {
+            special_tokens(object, route, true, prompts.has_text())?;
+        }
+        sampling.finish(warned);
+        fields.finish(warned);
+        Ok(Self { generation, stream, return_routing, id, field, prompts })
+    }
 }
 
 struct Shape {

@@ -5,18 +5,20 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::error::ApiError;
+use super::error::{ApiError, PLUGIN_HUNG};
 use super::http::json_response;
 use super::state::AppState;
+use crate::policy::monitor::Hung;
 
-/// The process lives.
-pub async fn health() -> Response {
-    json_response(StatusCode::OK, &json!({"status": "ok"}))
+/// The process lives, and no hook of a plugin keeps a model from working: nothing but a restart ends a loop
+/// without end, and whoever restarts servers asks here.
+pub async fn health(State(state): State<Arc<AppState>>) -> Response {
+    hung(&state.engine.hung_hooks()).unwrap_or_else(|| json_response(StatusCode::OK, &json!({"status": "ok"})))
 }
 
-/// Requests will be served, at every route.
+/// Requests will be served, at every route but those that are disabled.
 pub async fn ready(State(state): State<Arc<AppState>>) -> Result<Response, ApiError> {
     let down: Vec<_> = state.engine.down_models().collect();
     if let Some(first) = down.first() {
@@ -24,9 +26,52 @@ pub async fn ready(State(state): State<Arc<AppState>>) -> Result<Response, ApiEr
         body["models"] = down.iter().map(|down| down.model.as_str()).collect();
         return Ok(json_response(StatusCode::SERVICE_UNAVAILABLE, &body));
     }
-    if state.is_ready() {
-        let live = state.engine.live_requests();
-        return Ok(json_response(StatusCode::OK, &json!({"status": "ready", "live_requests": live})));
+    if let Some(response) = hung(&state.engine.hung_hooks()) {
+        return Ok(response);
     }
-    Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", "The server does not take requests now."))
+    if !state.is_ready() {
+        return Err(ApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "not_ready",
+            "The server does not take requests now.",
+        ));
+    }
+    let routes = state.engine.routes();
+    let disabled: Vec<_> = routes.iter().filter_map(|route| route.disabled()).collect();
+    if let (Some(first), true) = (disabled.first(), disabled.len() == routes.len()) {
+        return Err(ApiError::route_disabled(first));
+    }
+    let mut body = json!({"status": "ready", "live_requests": state.engine.live_requests()});
+    if !disabled.is_empty() {
+        body["disabled_routes"] = disabled.iter().map(|d| json!({"route": d.route, "reason": d.to_string()})).collect();
+    }
+    Ok(json_response(StatusCode::OK, &body))
+}
+
+/// The answer while hooks hang.
+fn hung(hung: &[Hung]) -> Option<Response> {
+    let first = hung.first()?;
+    let (names, hook) = (&first.names, first.hook.name());
+    let message = format!(
+        "hook `{hook}` of plugin `{}` has not come back for {} s: model `{}` stands still, route `{}` waits; if it goes on, \
+         restart the server",
+        names.plugin,
+        first.lasted.as_secs(),
+        names.model,
+        names.route
+    );
+    let mut body = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, PLUGIN_HUNG, message).body();
+    body["hooks"] = hung.iter().map(described).collect();
+    Some(json_response(StatusCode::SERVICE_UNAVAILABLE, &body))
+}
+
+fn described(Hung { names, hook, step, lasted }: &Hung) -> Value {
+    json!({
+        "plugin": names.plugin,
+        "route": names.route,
+        "model": names.model,
+        "hook": hook.name(),
+        "step": step,
+        "seconds": lasted.as_secs(),
+    })
 }

@@ -13,7 +13,9 @@ use super::state::{AppState, unknown_model};
 use crate::engine::RouteInfo;
 
 pub async fn list(State(state): State<Arc<AppState>>) -> Response {
-    let data: Vec<Value> = state.engine.routes().iter().map(|route| describe(&state, route)).collect();
+    let routes = state.engine.routes();
+    let serving = routes.iter().filter(|route| route.disabled().is_none());
+    let data: Vec<Value> = serving.map(|route| describe(&state, route)).collect();
     json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
 }
 
@@ -26,6 +28,9 @@ pub async fn one(State(state): State<Arc<AppState>>, uri: Uri) -> Result<Respons
     let id = uri.path().strip_prefix(PATH).and_then(|rest| rest.strip_prefix('/')).unwrap_or_default();
     let id = percent_decoded(id);
     let route = state.engine.route(&id).ok_or_else(|| unknown_model(&id))?;
+    if let Some(disabled) = route.disabled() {
+        return Err(ApiError::route_disabled(disabled));
+    }
     Ok(json_response(StatusCode::OK, &describe(&state, &route)))
 }
 

@@ -80,6 +80,9 @@ impl AppState {
             }
         };
         let route = routes.named(&name).ok_or_else(|| unknown_model(&name))?;
+        if let Some(disabled) = route.disabled() {
+            return Err(ApiError::route_disabled(disabled));
+        }
         let all = self.engine.models();
         let models: Vec<&ModelInfo> = route.models.iter().filter_map(|(id, _)| all.get(id.0 as usize)).collect();
         let entry = route.models.get(route.entry).map(|(id, _)| id.0 as usize);

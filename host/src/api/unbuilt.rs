@@ -199,23 +199,13 @@ mod tests {
     fn special_tokens_matter_where_some_are_added() {
         use std::sync::Arc;
 
-        use crate::engine::{RouteInfo, ServedRoute};
+        use crate::engine::ServedRoute;
         use crate::request::RouteId;
         use crate::text::ModelText;
         use crate::text::tokenizer_fixtures::{byte_fallback, demo};
 
-        let info = RouteInfo {
-            name: "r".into(),
-            models: vec![],
-            entry: 0,
-            policy: None,
-            version: None,
-            sha256: None,
-            context: 1,
-            vocab_size: 1,
-        };
         let route = |text| Route {
-            served: Arc::new(ServedRoute::unconnected(RouteId(0), info.clone())),
+            served: Arc::new(ServedRoute::unconnected(RouteId(0), "r")),
             name: "r".into(),
             text: Arc::new(text),
             defaults: Default::default(),

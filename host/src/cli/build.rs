@@ -197,6 +197,7 @@ impl Prepared {
             policy: self.plugins[index].policy.clone(),
             settings: route.settings.to_string(),
             on_error: route.on_error,
+            budget: route.budget,
             excluded: self.excluded[index].clone(),
             directory: self.config.directory().to_owned(),
         }

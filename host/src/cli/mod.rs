@@ -11,7 +11,7 @@ mod generate;
 mod load;
 mod output;
 mod plan;
-mod plugin;
+pub(crate) mod plugin;
 mod printer;
 mod progress;
 mod record;
@@ -19,9 +19,9 @@ mod reload;
 mod report;
 mod select;
 mod serve;
-mod simulate;
+pub(crate) mod simulate;
 mod stderr;
-mod tune;
+pub(crate) mod tune;
 
 use std::process::ExitCode;
 

@@ -69,6 +69,9 @@ async fn serve(arguments: &Serve, config: Config) -> Result<(), Failure> {
         started = tokio::task::spawn_blocking(start) => started.map_err(Failure::work)??,
         () = signals.next() => return Ok(()),
     };
+    if let Some(limit) = prepared.config.server.abort_on_hung_plugin {
+        engine.abort_on_hung_plugin(limit);
+    }
     let engine = Arc::new(engine);
     let mut state = AppState::new(engine.clone(), prepared.texts.clone(), prepared.defaults.clone());
     let server = &prepared.config.server;

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::plain::plain;
+
 /// Where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -24,10 +26,12 @@ pub struct ConfigError {
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Keys, names and the parser's words stand in it as they were written.
+        let (file, message) = (plain(&self.file), plain(&self.message));
         match &self.origin {
-            Some(Origin::Line(line)) => write!(f, "{}:{line}: {}", self.file, self.message),
-            Some(Origin::Env(name)) => write!(f, "environment variable {name}: {}", self.message),
-            None => write!(f, "{}: {}", self.file, self.message),
+            Some(Origin::Line(line)) => write!(f, "{file}:{line}: {message}"),
+            Some(Origin::Env(name)) => write!(f, "environment variable {}: {message}", plain(name)),
+            None => write!(f, "{file}: {message}"),
         }
     }
 }
@@ -92,6 +96,14 @@ fn distance(a: &str, b: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_is_one_line_whatever_the_keys_are() {
+        let error = Fault::at(&Origin::Env("A\nB".into()), "unknown key `a\nb\u{1b}`").in_file("c.toml");
+        assert_eq!(error.to_string(), "environment variable A\\nB: unknown key `a\\nb\\u{1b}`");
+        let error = crate::config::Config::parse("\"a\\nb\" = 1", "c.toml".as_ref(), &Default::default());
+        assert!(error.unwrap_err().to_string().starts_with("c.toml:1: unknown key `a\\nb`: known are server"));
+    }
 
     #[test]
     fn near_words() {

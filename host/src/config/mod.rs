@@ -64,6 +64,8 @@ pub struct ServerConfig {
     pub admin: Option<SocketAddr>,
     /// With one of these the admin endpoints are served at every address; without any, at `admin` alone.
     pub admin_keys: Vec<AdminKey>,
+    /// The process ends itself when a hook of a plugin has not come back for so long. `None`: never.
+    pub abort_on_hung_plugin: Option<Duration>,
 }
 
 impl Default for ServerConfig {
@@ -76,6 +78,7 @@ impl Default for ServerConfig {
             drain_timeout: Duration::from_secs(30),
             admin: None,
             admin_keys: Vec::new(),
+            abort_on_hung_plugin: None,
         }
     }
 }
@@ -142,6 +145,8 @@ pub struct RouteConfig {
     /// Index into `models`.
     pub entry: usize,
     pub on_error: OnError,
+    /// Wall time that a call of the policy may take.
+    pub budget: Duration,
     pub settings: serde_json::Value,
     /// Where the route's table begins.
     pub origin: Origin,

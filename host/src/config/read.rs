@@ -13,6 +13,7 @@ use super::record::record;
 use super::tree::{self, Field, Key, Section};
 use super::{Config, DeviceChoice, DtypeChoice, ModelConfig, Pool, RouteConfig, ServerConfig, Weights};
 use crate::engine::OnError;
+use crate::policy::monitor::DEFAULT_BUDGET;
 use crate::runner::model_config::shapes;
 use crate::subserver::coordinator::Waiting;
 
@@ -95,6 +96,9 @@ fn server(mut section: Section) -> Result<ServerConfig, Fault> {
         server.admin = Some(address);
     }
     server.admin_keys = admin_keys(&mut section)?;
+    if let Some(field) = section.take("abort_on_hung_plugin_s") {
+        server.abort_on_hung_plugin = Some(Duration::from_secs_f64(field.number(1.0..=86400.0)?));
+    }
     section.end()?;
     Ok(server)
 }
@@ -282,8 +286,13 @@ fn route(key: Key, field: Field, models: &[ModelConfig]) -> Result<RouteConfig, 
         Some(field) => match field.text()?.as_str() {
             "stay_local" => OnError::StayLocal,
             "fail_request" => OnError::FailRequest,
-            _ => return Err(field.fault("must be \"stay_local\" or \"fail_request\"")),
+            "disable_route" => OnError::DisableRoute,
+            _ => return Err(field.fault("must be \"stay_local\", \"fail_request\" or \"disable_route\"")),
         },
+    };
+    let budget = match section.take("budget_us") {
+        Some(field) => Duration::from_micros(field.integer(1..=10_000_000)? as u64),
+        None => DEFAULT_BUDGET,
     };
     let (settings, settings_origin) = match section.take("settings") {
         Some(field) => {
@@ -301,6 +310,7 @@ fn route(key: Key, field: Field, models: &[ModelConfig]) -> Result<RouteConfig, 
         models: members,
         entry,
         on_error,
+        budget,
         settings,
         origin: key.origin,
         plugin_origin,

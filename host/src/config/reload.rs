@@ -82,13 +82,24 @@ impl Config {
 
 impl Differences {
     fn server(&mut self, old: &ServerConfig, new: &ServerConfig) {
-        let ServerConfig { host, port, max_body_bytes, max_requests, drain_timeout, admin, admin_keys } = new;
+        let ServerConfig {
+            host,
+            port,
+            max_body_bytes,
+            max_requests,
+            drain_timeout,
+            admin,
+            admin_keys,
+            abort_on_hung_plugin,
+        } = new;
         self.field("server.host", &old.host, host, |host| format!("\"{host}\""));
         self.plain("server.port", &old.port, port);
         self.plain("server.max_body_bytes", &old.max_body_bytes, max_body_bytes);
         self.plain("server.max_requests", &old.max_requests, max_requests);
         let seconds = |time: &std::time::Duration| time.as_secs_f64().to_string();
         self.field("server.drain_timeout", &old.drain_timeout, drain_timeout, seconds);
+        let limit = |limit: &Option<std::time::Duration>| limit.as_ref().map_or("none".into(), seconds);
+        self.field("server.abort_on_hung_plugin_s", &old.abort_on_hung_plugin, abort_on_hung_plugin, limit);
         self.field("server.admin", &old.admin, admin, |at| at.map_or("none".into(), |at| format!("\"{at}\"")));
         // Which they are is a secret.
         let shown = |keys: &Vec<_>| format!("{} keys that are not shown", keys.len());

@@ -49,6 +49,7 @@ port = 8080
 max_body_bytes = 4096
 max_requests = 7
 drain_timeout = 2.5
+abort_on_hung_plugin_s = 12.5
 [models.small]
 path = "models/small"
 device = "auto"
@@ -74,11 +75,13 @@ sha256 = "ABCDEF0123456789abcdef0123456789abcdef0123456789abcdef0123456789"
 roles = { small = "slm", large = "llm" }
 entry = "large"
 on_error = "fail_request"
+budget_us = 350
 [routes.r.settings]
 threshold = 0.5
 list = [1, "two", { three = true }]
 [routes.q]
 plugin = "q"
+on_error = "disable_route"
 models = ["large", "small"]
 [record]
 directory = "recordings/a"
@@ -99,6 +102,7 @@ requests = true
     assert_eq!(config.server.max_body_bytes, 4096);
     assert_eq!(config.server.max_requests, 7);
     assert_eq!(config.server.drain_timeout, Duration::from_millis(2500));
+    assert_eq!(config.server.abort_on_hung_plugin, Some(Duration::from_millis(12_500)));
     assert_eq!(config.plugin_dirs, Some(vec!["lib".into(), "/opt/policies".into()]));
     let names: Vec<&str> = config.models.iter().map(|m| m.name.as_str()).collect();
     assert_eq!(names, ["small", "large", "x/y-1.5:z"]);
@@ -112,13 +116,14 @@ requests = true
     let route = &config.routes[0];
     assert_eq!(route.models, [(0, "slm".to_string()), (1, "llm".to_string())]);
     assert_eq!((route.entry, route.on_error), (1, OnError::FailRequest));
+    assert_eq!(route.budget, Duration::from_micros(350));
     assert_eq!(route.sha256.as_deref(), Some("abcdef0123456789abcdef0123456789abcdef0123456789abcdef0123456789"));
     assert_eq!(route.settings.to_string(), r#"{"threshold":0.5,"list":[1,"two",{"three":true}]}"#);
     let route = &config.routes[1];
     assert_eq!(route.models, [(1, "large".to_string()), (0, "small".to_string())]);
-    assert_eq!((route.entry, route.on_error, route.settings.to_string()), (0, OnError::StayLocal, "{}".into()));
+    assert_eq!((route.entry, route.on_error, route.settings.to_string()), (0, OnError::DisableRoute, "{}".into()));
     let record = config.record.unwrap();
-    assert_eq!((record.directory.to_str(), record.origin), (Some("recordings/a"), Origin::Line(43)));
+    assert_eq!((record.directory.to_str(), record.origin), (Some("recordings/a"), Origin::Line(46)));
     assert_eq!((record.max_bytes, record.shard_rows, record.top_k), (2 << 20, 1024, 100));
     assert_eq!((record.hidden, record.requests, record.sample), (true, true, 0.25));
     assert_eq!(record.routes, Some(vec!["q".into(), "large".into()]));
@@ -156,7 +161,8 @@ fn messages_about_the_server() {
         ("prot = 1", "unknown key `server.prot`: did you mean `port`?"),
         (
             "colour = 1",
-            "unknown key `server.colour`: known are host, port, max_body_bytes, max_requests, drain_timeout, admin, admin_key, admin_keys",
+            "unknown key `server.colour`: known are host, port, max_body_bytes, max_requests, \
+             drain_timeout, admin, admin_key, admin_keys, abort_on_hung_plugin_s",
         ),
         ("port = \"80\"", "server.port = \"80\": must be an integer, not a string"),
         ("port = 65536", "server.port = 65536: must be from 0 to 65535"),
@@ -168,6 +174,7 @@ fn messages_about_the_server() {
         ),
         ("host = \"\"", "server.host = \"\": must not be empty"),
         ("drain_timeout = nan", "server.drain_timeout = NaN: must be from 0 to 86400"),
+        ("abort_on_hung_plugin_s = 0", "server.abort_on_hung_plugin_s = 0: must be from 1 to 86400"),
         ("drain_timeout = 2020-01-01", "server.drain_timeout = 2020-01-01: must be a number, not a date"),
     ] {
         assert_eq!(error(&format!("[server]\n{line}\n{BASE}")), format!("dir/t.toml:2: {message}"));
@@ -340,7 +347,12 @@ fn messages_about_routes() {
     let route = "[routes.r]\nplugin = 'p'\nmodels = ['small', 'large']\n";
     for (line, message) in [
         ("entry = 'smal'", "routes.r.entry = \"smal\": is not a model of this route: did you mean `small`?"),
-        ("on_error = 'retry'", "routes.r.on_error = \"retry\": must be \"stay_local\" or \"fail_request\""),
+        (
+            "on_error = 'retry'",
+            "routes.r.on_error = \"retry\": must be \"stay_local\", \"fail_request\" or \"disable_route\"",
+        ),
+        ("budget_us = 0", "routes.r.budget_us = 0: must be from 1 to 10000000"),
+        ("budget_us = 'fast'", "routes.r.budget_us = \"fast\": must be an integer, not a string"),
         ("sha256 = 'abc'", "routes.r.sha256 = \"abc\": must be 64 hexadecimal digits, as `sha256sum` prints them"),
         (
             "roles = { small = 'x' }",

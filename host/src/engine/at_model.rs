@@ -22,6 +22,12 @@ pub(super) struct AtModel {
 }
 
 impl AtModel {
+    /// Names of a route and of its policy, for the log.
+    fn names(&self, route: RouteId) -> (String, String) {
+        let info = self.shared.registry().info(route);
+        info.map_or_else(Default::default, |info| (info.name.clone(), info.policy.clone().unwrap_or_default()))
+    }
+
     /// The model's thread has ended by a panic. Nobody answers there, so all that may need it fails, after what
     /// is on its way to the clients.
     pub fn model_panicked(&self) {
@@ -55,15 +61,28 @@ impl Surroundings for AtModel {
                 }
                 Effect::Event(id, event) => events.push((id, Told { at, event })),
                 Effect::ModelDown(down) => self.shared.model_down(self.model, down),
-                Effect::PolicyFailed { route, message } => {
-                    let route = self.shared.registry().name(RouteId(route)).unwrap_or_default();
-                    let model = &self.shared.models[self.model.index()].name;
-                    tracing::error!(route, model, "{message}; the policy is not called again at this model");
+                Effect::PolicyFailed { route, hook, step, message, disables } => {
+                    let (route, model) = (RouteId(route), self.model);
+                    let (name, plugin) = self.names(route);
+                    let then =
+                        if disables { "the route takes no new requests" } else { "its requests follow on_error" };
+                    let model_name = &self.shared.models[model.index()].name;
+                    tracing::error!(
+                        plugin,
+                        route = name,
+                        model = model_name,
+                        hook,
+                        step,
+                        "{message}; the policy is not called again at this model, and {then}"
+                    );
+                    if disables {
+                        self.shared.disable(route, model, hook);
+                    }
                 }
-                Effect::PolicyMisled { route, message } => {
-                    let route = self.shared.registry().name(RouteId(route)).unwrap_or_default();
+                Effect::PolicyNote { route, step, note } => {
+                    let (route, plugin) = self.names(RouteId(route));
                     let model = &self.shared.models[self.model.index()].name;
-                    tracing::warn!(route, model, "{message}; said once for each model of a route");
+                    tracing::warn!(plugin, route, model, hook = note.hook.name(), step, "{}", note.message);
                 }
                 Effect::Detached(detached) => {
                     let _ = self.shared.upkeep.send(Upkeep::Detached(self.model, detached));

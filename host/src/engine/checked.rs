@@ -98,6 +98,7 @@ mod tests {
     use super::*;
     use crate::engine::{OnError, TokenText, check_route};
     use crate::policy::Linked;
+    use crate::policy::monitor::DEFAULT_BUDGET;
     use crate::request::TokenId;
     use crate::runner::Runner;
     use crate::runner::simulated::SimulatedRunner;
@@ -139,6 +140,7 @@ mod tests {
             policy: Arc::new(Linked::<Scored>::default()),
             settings: weights.into(),
             on_error: OnError::FailRequest,
+            budget: DEFAULT_BUDGET,
             excluded: Vec::new(),
             directory: directory.into(),
         }

@@ -120,8 +120,8 @@ impl Registry {
         self.entry(id)?.route.upgrade()
     }
 
-    pub fn name(&mut self, id: RouteId) -> Option<String> {
-        Some(self.entry(id)?.info.name.clone())
+    pub fn info(&mut self, id: RouteId) -> Option<Arc<RouteInfo>> {
+        Some(self.entry(id)?.info.clone())
     }
 
     /// How many nets the runner of `model` holds.

@@ -110,22 +110,29 @@ impl Engine {
         for &(model, _) in &setup.models {
             let place = &shared.places[model.index()];
             let mut nets: Vec<(NetId, ReadyNet)> = Vec::new();
-            let attachment = attach(setup, model, place, &shared.models, &mut |net| {
-                let (digest, loaded) = loader.read(setup, net, model, &shared.models[model.index()])?;
-                let held = shared.registry().claim(route.id, model, &digest);
-                if let Some(id) = held {
-                    return Ok(id);
-                }
-                let refused = |why| format!("net `{}`: {why}; restart the server", net.name);
-                let make = place.net_maker;
-                let make =
-                    make.ok_or_else(|| refused("the model's runner takes router networks at its start alone"))?;
-                // Whoever read it for this change holds it until the change is over.
-                let ready = make(loaded.ok_or_else(|| refused("it was given up while it was needed"))?);
-                let id = shared.registry().enter_net(route.id, model, digest);
-                nets.push((id, ready));
-                Ok(id)
-            })?;
+            let attachment = attach(
+                setup,
+                model,
+                place,
+                &shared.models,
+                &mut |net| {
+                    let (digest, loaded) = loader.read(setup, net, model, &shared.models[model.index()])?;
+                    let held = shared.registry().claim(route.id, model, &digest);
+                    if let Some(id) = held {
+                        return Ok(id);
+                    }
+                    let refused = |why| format!("net `{}`: {why}; restart the server", net.name);
+                    let make = place.net_maker;
+                    let make =
+                        make.ok_or_else(|| refused("the model's runner takes router networks at its start alone"))?;
+                    // Whoever read it for this change holds it until the change is over.
+                    let ready = make(loaded.ok_or_else(|| refused("it was given up while it was needed"))?);
+                    let id = shared.registry().enter_net(route.id, model, digest);
+                    nets.push((id, ready));
+                    Ok(id)
+                },
+                &self.monitors,
+            )?;
             if let Some(attachment) = attachment {
                 let (sender, done) = bounded(1);
                 let attach = Attach { route: route.id, attachment, nets, done: sender };

@@ -1,5 +1,6 @@
 //! Routes at their models: policy instances with their nets, made and checked.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -7,7 +8,8 @@ use tokenrouter_plugin_api::net::{self, WeightsInfo};
 use tokenrouter_plugin_api::{Context, LogLevel, ModelDescription, Services};
 
 use super::{CheckedNets, RouteInfo, RouteSetup, StartError, TokenText};
-use crate::policy::{PolicyInstance, nets};
+use crate::policy::monitor::{Monitors, Names};
+use crate::policy::{PolicyInstance, nets, said};
 use crate::request::{ModelId, TokenId};
 use crate::runner::ModelInfo;
 use crate::runner::net::{MakeReady, Net, NetDigest, NetId};
@@ -19,7 +21,12 @@ struct PolicyServices<'a> {
     route: &'a str,
     /// Where relative paths of weights start.
     weights: &'a Path,
+    /// Lines that were logged.
+    lines: Cell<u32>,
 }
+
+/// Lines of one instance that reach the log; of the others it is told that there are some.
+const MOST_LINES: u32 = 100;
 
 impl Services for PolicyServices<'_> {
     fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>> {
@@ -33,6 +40,14 @@ impl Services for PolicyServices<'_> {
     }
     fn log(&self, level: LogLevel, message: &str) {
         let route = self.route;
+        let line = self.lines.replace(self.lines.get().saturating_add(1));
+        if line >= MOST_LINES {
+            if line == MOST_LINES {
+                tracing::warn!(route, "the plugin logs more than {MOST_LINES} lines; the rest is left out");
+            }
+            return;
+        }
+        let message = said(message);
         match level {
             LogLevel::Error => tracing::error!(route, "{message}"),
             LogLevel::Warn => tracing::warn!(route, "{message}"),
@@ -66,6 +81,7 @@ pub(super) fn describe(route: &RouteSetup, infos: &[ModelInfo]) -> Result<RouteI
         sha256: file.map(|file| file.sha256.to_owned()),
         context,
         vocab_size,
+        disabled: Arc::default(),
     })
 }
 
@@ -91,7 +107,7 @@ fn make(
         .iter()
         .map(|(m, role)| ModelDescription { name: infos[m.index()].name.clone(), role: role.clone() })
         .collect();
-    let services = PolicyServices { text, route: &route.name, weights: &route.directory };
+    let services = PolicyServices { text, route: &route.name, weights: &route.directory, lines: Cell::new(0) };
     let context = Context {
         route: &route.name,
         model: own as u32,
@@ -189,6 +205,7 @@ pub(super) fn attach(
     place: &ModelPlace,
     infos: &[ModelInfo],
     load: &mut dyn FnMut(&net::Net) -> Result<NetId, String>,
+    monitors: &Monitors,
 ) -> Result<Option<Attachment>, StartError> {
     let Some(Made { own, policy }) = make(route, model, &*place.text, infos)? else { return Ok(None) };
     let info = &infos[model.index()];
@@ -206,7 +223,8 @@ pub(super) fn attach(
     excluded.retain(|&id| id < info.vocab_size);
     let models = route.models.iter().map(|&(m, _)| m).collect();
     let attachment = Attachment::new(&route.name, Some(policy), models, own as u32, route.on_error, &excluded);
-    Ok(Some(attachment.with_nets(nets)))
+    let names = Names { route: route.name.clone(), model: info.name.clone(), plugin: route.policy.name().to_owned() };
+    Ok(Some(attachment.with_nets(nets).watched(monitors.add(names, route.budget))))
 }
 
 /// The nets that were read for one start or one change of routes. Routes that describe the same net for a model

@@ -23,8 +23,19 @@ impl ServedRoute {
         Self { id, info, upkeep: Some(upkeep) }
     }
 
-    /// A route with no engine behind it: for tests of those who read routes.
-    pub fn unconnected(id: RouteId, info: RouteInfo) -> Self {
+    /// A route without models and with no engine behind it: for tests of those who read routes.
+    pub fn unconnected(id: RouteId, name: &str) -> Self {
+        let info = RouteInfo {
+            name: name.into(),
+            models: Vec::new(),
+            entry: 0,
+            policy: None,
+            version: None,
+            sha256: None,
+            context: 1,
+            vocab_size: 1,
+            disabled: Arc::default(),
+        };
         Self { id, info: Arc::new(info), upkeep: None }
     }
 }

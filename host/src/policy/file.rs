@@ -1,6 +1,6 @@
 //! The file of a plugin: a regular one of bounded size, and the one that was pinned.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
@@ -26,8 +26,8 @@ pub enum FileError {
     Pin { actual: String, wanted: String },
 }
 
-/// The content of the file at `path`, of at most `most` bytes.
-pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
+/// The content of the file at `path`, of at most `most` bytes, and what the system knows of the file.
+pub fn read(path: &Path, most: u64) -> Result<(Vec<u8>, Metadata), FileError> {
     let kind = |e: std::io::Error| if e.kind() == std::io::ErrorKind::NotFound { FileError::Missing } else { e.into() };
     regular(&std::fs::metadata(path).map_err(kind)?)?;
     // Another file may stand here by now: opening must not wait, and what was opened is looked at again.
@@ -39,10 +39,10 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
         file.take(most + 1).read_to_end(&mut content)?;
     }
     let bytes = found.len().max(content.len() as u64);
-    if bytes > most { Err(FileError::TooLarge { bytes, most }) } else { Ok(content) }
+    if bytes > most { Err(FileError::TooLarge { bytes, most }) } else { Ok((content, found)) }
 }
 
-fn regular(found: &std::fs::Metadata) -> Result<(), FileError> {
+fn regular(found: &Metadata) -> Result<(), FileError> {
     let kind = found.file_type();
     Err(FileError::NotRegular(match () {
         () if kind.is_file() => return Ok(()),

@@ -2,6 +2,7 @@
 
 pub mod check;
 mod file;
+pub mod monitor;
 pub mod native;
 pub mod nets;
 pub mod plugin;
@@ -35,6 +36,21 @@ pub trait PolicyInstance: Send {
     fn send(&mut self, request: &RequestView<'_>, to: ModelIndex) -> Result<Handoff, PolicyFailure>;
     fn receive(&mut self, request: &RequestView<'_>, message: &PeerView<'_>) -> Result<Acceptance, PolicyFailure>;
     fn finished(&mut self, slot: Slot) -> Result<(), PolicyFailure>;
+    /// What the instance got over by itself since this was last asked: for counters and the log.
+    fn survived(&mut self) -> Vec<Survived> {
+        Vec::new()
+    }
+}
+
+/// A fault after which a fresh instance took the place of the one that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Survived {
+    /// It named no model of the route.
+    pub unknown_destination: bool,
+    /// It gave another answer without meaning.
+    pub wrong_answer: bool,
+    /// What happened, for the log.
+    pub message: String,
 }
 
 /// What is known of the file that a policy came from.
@@ -74,7 +90,7 @@ struct LinkedInstance<P> {
 }
 
 /// What a plugin says, for logs and terminals: of bounded length, without control characters but ends of lines.
-fn said(text: &str) -> String {
+pub(crate) fn said(text: &str) -> String {
     let shown = |c: char| if c.is_control() && c != '\n' { c.escape_default().collect() } else { c.to_string() };
     let mut line: String = text.chars().take(MAX_SAID).map(shown).collect();
     if text.chars().nth(MAX_SAID).is_some() {

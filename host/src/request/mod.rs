@@ -102,6 +102,25 @@ pub struct ModelDown {
     pub message: String,
 }
 
+/// A route that takes no new requests any more, because its policy failed and it says
+/// `on_error = "disable_route"`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "route `{route}` is disabled: hook `{hook}` of plugin `{plugin}` failed at model `{model}` (on_error = \"disable_route\"); \
+     use another one of GET /v1/models; the operator finds the error in the server's log, corrects the plugin and restarts \
+     the server"
+)]
+pub struct RouteDisabled {
+    /// Name of the route.
+    pub route: String,
+    /// Name of its policy.
+    pub plugin: String,
+    /// The model whose instance failed.
+    pub model: String,
+    /// The hook that failed.
+    pub hook: &'static str,
+}
+
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::PAGE_TOKENS;
+use crate::plain::plain;
 use crate::request::TokenId;
 
 pub(crate) use json::read_json;
@@ -32,7 +33,8 @@ pub struct LoadError {
 
 impl LoadError {
     pub(crate) fn new(file: &Path, message: impl Into<String>) -> Self {
-        Self { file: file.to_owned(), message: message.into() }
+        // Keys of the file and the parser's words stand in it as they are.
+        Self { file: file.to_owned(), message: plain(&message.into()) }
     }
 }
 
@@ -172,6 +174,13 @@ impl ModelConfig {
         config.known_end_tokens(&file, "eos_token_id", &config.eos)?;
         config.add_end_tokens(dir)?;
         Ok(config)
+    }
+
+    /// From the text of `config.json` alone.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn from_json(text: &[u8], context: Option<u32>) -> Result<Self, LoadError> {
+        let config = json::parse_json(text).and_then(|raw| Self::check(raw, context));
+        config.map_err(|message| LoadError::new(Path::new("config.json"), message))
     }
 
     fn check(raw: Raw, context: Option<u32>) -> Result<Self, String> {

@@ -42,8 +42,9 @@ impl SafetensorsFile {
         let header: Metadata = serde_json::from_slice(&header)
             .map_err(|e| LoadError::new(&path, format!("has a damaged header ({e}); download it again")))?;
         let data_start = 8 + length;
-        let expected = data_start + header.data_len() as u64;
-        if expected != size {
+        // Sizes in the header may add up to nearly 2^64.
+        let expected = u128::from(data_start) + header.data_len() as u128;
+        if expected != u128::from(size) {
             return Err(LoadError::new(
                 &path,
                 format!(

@@ -384,7 +384,7 @@ impl<A: Audience> World<A> {
                 }
                 Effect::Event(id, event) => self.hear(id, event),
                 Effect::ModelDown(_) => self.down.push(ModelId(model as u32)),
-                Effect::PolicyFailed { .. } | Effect::PolicyMisled { .. } | Effect::Detached(_) => {}
+                Effect::PolicyFailed { .. } | Effect::PolicyNote { .. } | Effect::Detached(_) => {}
             }
         }
         self.effects = effects;

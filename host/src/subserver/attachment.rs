@@ -9,10 +9,12 @@ use tokenrouter_plugin_api::{
     Requirements, RouteBatch, Slot,
 };
 
+use super::hooks::{Failed, Hooks};
 use super::own_signals::OwnSignals;
 use super::prefix::Root;
 use crate::engine::OnError;
-use crate::policy::{PolicyFailure, PolicyInstance};
+use crate::policy::PolicyInstance;
+use crate::policy::monitor::{Hook, Meter, Monitor, Note, worth_a_line};
 use crate::request::{ModelId, RequestId, RequestSpec, SignalName, TokenId};
 use crate::runner::net::NetId;
 use crate::runner::{Columns, Gathered, SignalRequest};
@@ -34,14 +36,6 @@ impl Slots {
     fn give(&mut self, slot: Slot) {
         self.free.insert(slot);
     }
-}
-
-/// A hook failed, now or at an earlier request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failed {
-    pub message: String,
-    /// It failed just now: worth a line in the log.
-    pub first: bool,
 }
 
 /// One row of the step, as its policy sees it.
@@ -108,44 +102,6 @@ impl Asked {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reported {
-    Nothing,
-    Found,
-    Said,
-}
-
-/// Calls of a policy, until it fails.
-struct Hooks {
-    /// `None` for a model alone.
-    policy: Option<Box<dyn PolicyInstance>>,
-    on_error: OnError,
-    failure: Option<String>,
-}
-
-impl Hooks {
-    /// Call a hook. `Ok(None)` without a policy, or when a failed one's requests stay local.
-    fn call<T>(
-        &mut self,
-        hook: impl FnOnce(&mut dyn PolicyInstance) -> Result<T, PolicyFailure>,
-    ) -> Result<Option<T>, Failed> {
-        if let Some(message) = &self.failure {
-            return match self.on_error {
-                OnError::StayLocal => Ok(None),
-                OnError::FailRequest => Err(Failed { message: message.clone(), first: false }),
-            };
-        }
-        let Some(policy) = self.policy.as_deref_mut() else { return Ok(None) };
-        hook(policy).map(Some).map_err(|failure| self.poison(failure.to_string()))
-    }
-
-    /// The instance is never called again.
-    fn poison(&mut self, message: String) -> Failed {
-        self.failure = Some(message.clone());
-        Failed { message, first: true }
-    }
-}
-
 /// A route at one model.
 pub struct Attachment {
     hooks: Hooks,
@@ -160,10 +116,11 @@ pub struct Attachment {
     pub name: String,
     /// Tokens never sampled here: those not all models know, and those the policy masks. Ascending.
     pub masked: Arc<[TokenId]>,
-    /// An answer without meaning has been reported.
-    warned: bool,
-    /// A net gave no number: whether that has been found, and reported.
-    without_score: Reported,
+    /// Answers without meaning so far.
+    misled: u64,
+    /// A net gave no number, which has been told: a router that is damaged, or of another model, looks like one
+    /// that is content with every token.
+    without_score: bool,
     slots: Slots,
     /// Empty between steps.
     pub asked: Asked,
@@ -186,15 +143,15 @@ impl Attachment {
         masked.sort_unstable();
         masked.dedup();
         Self {
-            hooks: Hooks { policy, on_error, failure: None },
+            hooks: Hooks::new(policy, on_error),
             requirements,
             nets: Vec::new(),
             models,
             own,
             name: name.into(),
             masked: masked.into(),
-            warned: false,
-            without_score: Reported::Nothing,
+            misled: 0,
+            without_score: false,
             slots: Slots::default(),
             asked: Asked::default(),
             gathered: Gathered::default(),
@@ -204,6 +161,24 @@ impl Attachment {
     /// The same attachment, with the runner's ids of the nets that its requirements describe.
     pub fn with_nets(self, nets: Vec<NetId>) -> Self {
         Self { nets, ..self }
+    }
+
+    /// The same attachment, with its policy's calls measured.
+    pub fn watched(mut self, monitor: Arc<Monitor>) -> Self {
+        self.hooks.meter = Some(Meter::new(monitor));
+        self
+    }
+
+    /// The model's step that calls from now on belong to.
+    pub fn at_step(&self, step: u64) {
+        if let Some(meter) = &self.hooks.meter {
+            meter.at_step(step);
+        }
+    }
+
+    /// What the operator should know since the last call.
+    pub fn notes(&mut self) -> std::vec::Drain<'_, Note> {
+        self.hooks.notes.drain(..)
     }
 
     pub fn nets(&self) -> &[NetId] {
@@ -242,7 +217,7 @@ impl Attachment {
     pub fn close(&mut self, slot: Option<Slot>) -> Result<(), Failed> {
         let Some(slot) = slot else { return Ok(()) };
         self.slots.give(slot);
-        self.hooks.call(|policy| policy.finished(slot)).map(|_| ())
+        self.hooks.call(Hook::Finished, |policy| policy.finished(slot)).map(|_| ())
     }
 
     /// Slots in use.
@@ -250,47 +225,61 @@ impl Attachment {
         self.slots.next as usize - self.slots.free.len()
     }
 
-    /// Once, after a net gave a score that is no number: a router that is damaged, or of another model, looks
-    /// like one that is content with every token.
-    pub fn missing_score(&mut self) -> bool {
-        let first = self.without_score == Reported::Found;
-        if first {
-            self.without_score = Reported::Said;
+    /// Answers of `hook` were not taken: `unknown` that name no model of the route, and `others`. `message` says
+    /// what was answered and what was done in place of it.
+    pub fn misled(&mut self, hook: Hook, unknown: u64, others: u64, message: impl FnOnce() -> String) {
+        if let Some(meter) = &self.hooks.meter {
+            meter.monitor.count_wrong(hook, unknown, others);
         }
-        first
-    }
-
-    /// Whether this is the first answer without meaning.
-    pub fn warns(&mut self) -> bool {
-        !std::mem::replace(&mut self.warned, true)
+        self.misled += 1;
+        if worth_a_line(self.misled) {
+            let message = format!("{} ({} such answers so far)", message(), self.misled);
+            self.hooks.notes.push(Note { hook, message });
+        }
     }
 
     /// The model that a new request starts at.
     pub fn entry(&mut self, view: &RequestView<'_>) -> Result<Option<ModelIndex>, Failed> {
-        let entry = self.hooks.call(|policy| policy.entry(view))?.flatten();
-        Ok(entry.filter(|&model| model != self.own && (model as usize) < self.models.len()))
+        let entry = self.hooks.call(Hook::Entry, |policy| policy.entry(view))?.flatten();
+        match entry {
+            Some(model) if model as usize >= self.models.len() => {
+                let models = self.models.len();
+                self.misled(Hook::Entry, 1, 0, || {
+                    format!("the policy lets a request begin at model {model} of {models}; it begins here")
+                });
+                Ok(None)
+            }
+            entry => Ok(entry.filter(|&model| model != self.own)),
+        }
     }
 
     /// How a request leaves for `to`.
     pub fn send(&mut self, view: &RequestView<'_>, to: ModelIndex) -> Result<Option<Handoff>, Failed> {
-        let Some(handoff) = self.hooks.call(|policy| policy.send(view, to))? else { return Ok(None) };
+        let Some(handoff) = self.hooks.call(Hook::Send, |policy| policy.send(view, to))? else { return Ok(None) };
         let bytes = handoff.payload.len();
         if bytes > MAX_PAYLOAD_BYTES {
-            return Err(self
-                .hooks
-                .poison(format!("send gave a payload of {bytes} bytes; the limit is {MAX_PAYLOAD_BYTES}")));
+            let message = format!("send gave a payload of {bytes} bytes; the limit is {MAX_PAYLOAD_BYTES}");
+            return Err(self.hooks.refuse(Hook::Send, message));
         }
         if handoff.budget == Some(0) {
-            return Err(self
-                .hooks
-                .poison("send gave a budget of 0 tokens; use at least 1, or none for no limit".into()));
+            let message = "send gave a budget of 0 tokens; use at least 1, or none for no limit".into();
+            return Err(self.hooks.refuse(Hook::Send, message));
         }
         Ok(Some(handoff))
     }
 
     /// What becomes of the provisional tokens of an arriving message.
     pub fn receive(&mut self, view: &RequestView<'_>, message: &PeerView<'_>) -> Result<Acceptance, Failed> {
-        Ok(self.hooks.call(|policy| policy.receive(view, message))?.unwrap_or(Acceptance::Verify))
+        let answer = self.hooks.call(Hook::Receive, |policy| policy.receive(view, message))?;
+        let provisional = message.provisional;
+        if let Some(Acceptance::Accept(count)) = answer
+            && count > provisional
+        {
+            self.misled(Hook::Receive, 0, 1, || {
+                format!("the policy accepts {count} of {provisional} provisional tokens; all are accepted")
+            });
+        }
+        Ok(answer.unwrap_or(Acceptance::Verify))
     }
 
     /// Decide about the rows in `asked`. Without a policy, or with a failed one whose requests stay local, all
@@ -302,8 +291,11 @@ impl Attachment {
         }
         gathered.gather(columns, computed, &self.requirements, &self.nets, &asked.samples);
         let signals = gathered.view();
-        if self.without_score == Reported::Nothing && signals.net_scores.iter().any(|score| score.is_nan()) {
-            self.without_score = Reported::Found;
+        if !self.without_score && signals.net_scores.iter().any(|score| score.is_nan()) {
+            self.without_score = true;
+            let message = "a router network gave a score that is no number; the policy takes it as no signal. Are the \
+                           weights damaged, or of another model?";
+            hooks.notes.push(Note { hook: Hook::Route, message: message.into() });
         }
         let batch = RouteBatch {
             request_ids: &asked.ids,
@@ -316,7 +308,7 @@ impl Attachment {
             remaining: &asked.remaining,
             signals,
         };
-        hooks.call(|policy| policy.route(&batch, &mut asked.decisions))?;
+        hooks.call(Hook::Route, |policy| policy.route(&batch, &mut asked.decisions))?;
         Ok(())
     }
 }
@@ -360,8 +352,8 @@ mod tests {
             attachment.asked.clear();
             attachment.asked.push(row);
             attachment.route(&columns, &SignalRequest::default()).unwrap();
-            attachment.missing_score()
+            attachment.notes().count()
         };
-        assert_eq!([0, 1, 1, 0].map(&mut routed), [false, true, false, false]);
+        assert_eq!([0, 1, 1, 0].map(&mut routed), [0, 1, 0, 0]);
     }
 }

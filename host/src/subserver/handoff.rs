@@ -74,7 +74,9 @@ impl SubServer {
         };
         let payload = message.payload.as_deref().unwrap_or_default();
         let view = PeerView::new(from.unwrap_or_default(), arriving, drafts.len() as u32, payload);
+        attachment.at_step(self.counters.steps);
         let acceptance = attachment.receive(&replica.view(), &view);
+        let route = replica.spec.new.route;
         opened.into_iter().for_each(|route| self.routes.opened(route));
         // Own provisional tokens live on only where the message confirms them.
         let provisional = std::mem::take(&mut message.provisional);
@@ -104,6 +106,7 @@ impl SubServer {
             Ok(_) => {}
             Err(failed) => self.policy_failed(&[id], failed),
         }
+        self.tell_notes(route);
     }
 
     /// A receiver lost its state: send the last hand-off again, from 0.

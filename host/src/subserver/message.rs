@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crossbeam_channel::Sender;
 
 use super::Attachment;
+use crate::policy::monitor::Note;
 use crate::request::{Committed, Event, ModelDown, ModelId, RequestId, RequestSpec, RouteId, TokenId};
 use crate::runner::net::{NetId, ReadyNet};
 
@@ -114,10 +115,10 @@ pub enum Effect {
     Event(RequestId, Event),
     /// This model has gone down. Comes before the ends of its requests.
     ModelDown(ModelDown),
-    /// A policy failed: for the log.
-    PolicyFailed { route: u32, message: String },
-    /// A policy answered what has no meaning, and was taken as `Stay`: for the log, once for each instance.
-    PolicyMisled { route: u32, message: String },
+    /// A policy failed and is not called again at this model. `disables`: the route takes no new requests.
+    PolicyFailed { route: u32, hook: &'static str, step: u64, message: String, disables: bool },
+    /// A policy goes on, but not as it should: for the log.
+    PolicyNote { route: u32, step: u64, note: Note },
     /// A route is gone from here.
     Detached(Box<Detached>),
 }

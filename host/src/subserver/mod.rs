@@ -8,8 +8,10 @@ mod attachment;
 mod attachments;
 mod by_id;
 pub mod coordinator;
+mod failures;
 pub mod gate;
 mod handoff;
+mod hooks;
 mod message;
 pub mod observe;
 pub mod observed;
@@ -30,7 +32,6 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 pub use attachment::Attachment;
-use attachment::Failed;
 use attachments::Attachments;
 use by_id::{Ascending, ById};
 use handoff::Terms;
@@ -44,7 +45,6 @@ pub use step::Stepped;
 use step::Work;
 use tombstones::Tombstones;
 
-use crate::engine::OnError;
 use crate::request::{Committed, Event, FinishReason, ModelDown, ModelId, RequestError, RequestId, RequestSpec};
 use crate::runner::Runner;
 
@@ -271,8 +271,9 @@ impl SubServer {
             self.counters.stale_messages += 1;
             return;
         }
-        let (pool, prefix_cache) = (self.pool.clone(), self.prefix_cache);
+        let (pool, prefix_cache, step) = (self.pool.clone(), self.prefix_cache, self.counters.steps);
         let Some(attachment) = self.attachment(&spec) else { return };
+        attachment.at_step(step);
         let pages = pool.pages(prefix_cache.then(|| attachment.root(&spec)));
         let (slot, models, own) = (attachment.open(), attachment.models.len(), attachment.own);
         let mut replica = Replica::new(spec.clone(), slot, spec.new.prompt.clone(), pages, models);
@@ -287,6 +288,7 @@ impl SubServer {
             Ok(Some(to)) => self.hand_off(id, to, Vec::new(), Terms { counted: false, ..Terms::default() }),
             Err(failed) => self.policy_failed(&[id], failed),
         }
+        self.tell_notes(spec.new.route);
     }
 
     /// The request is over here; nobody is told.
@@ -301,12 +303,13 @@ impl SubServer {
 
     /// Let the policy forget a replica.
     fn close(&mut self, replica: &Replica) {
-        let route = replica.spec.new.route;
-        if let Some(attachment) = self.routes.get_mut(route)
-            && let Err(failed) = attachment.close(replica.slot)
-        {
-            self.report(route.0, failed);
+        let (route, step) = (replica.spec.new.route, self.counters.steps);
+        let Some(attachment) = self.routes.get_mut(route) else { return };
+        attachment.at_step(step);
+        if let Err(failed) = attachment.close(replica.slot) {
+            self.report(route, failed);
         }
+        self.tell_notes(route);
         let gone = self.routes.closed(route);
         self.gone(gone);
     }
@@ -349,33 +352,6 @@ impl SubServer {
 
     fn fail(&mut self, id: RequestId, error: RequestError) {
         self.end(id, Status::Cancelled, Event::Failed(error));
-    }
-
-    fn report(&mut self, route: u32, Failed { message, first }: Failed) {
-        if first {
-            self.effects.push(Effect::PolicyFailed { route, message });
-        }
-    }
-
-    /// A policy failed while it was asked about `ids`, all of one route.
-    fn policy_failed(&mut self, ids: &[RequestId], failed: Failed) {
-        let Some(spec) = ids.first().and_then(|id| self.replicas.get(id)).map(|r| r.spec.clone()) else { return };
-        let Some(attachment) = self.attachment(&spec) else { return };
-        if attachment.on_error() == OnError::FailRequest {
-            let route = attachment.name.clone();
-            let model = self.runner.info().name.clone();
-            for &id in ids {
-                self.fail(
-                    id,
-                    RequestError::Policy {
-                        route: route.clone(),
-                        model: model.clone(),
-                        message: failed.message.clone(),
-                    },
-                );
-            }
-        }
-        self.report(spec.new.route.0, failed);
     }
 
     /// Enter committed tokens and the provisional ones behind them.

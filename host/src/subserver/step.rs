@@ -6,12 +6,14 @@ use std::sync::Arc;
 use tokenrouter_plugin_api::{Decision, DecisionKind, Handoff};
 
 use super::attachment::{Attachment, RouteRow};
+use super::failures::misled;
 use super::handoff::Terms;
 use super::observe::Evaluation;
 use super::plan::{Plan, Ready, Run};
 use super::replica::Computed;
 use super::resolve::{Leave, Next, Outcome, Situation, leave};
 use super::{Effect, MAX_IDLE_HANDOFFS, SubServer};
+use crate::policy::monitor::Hook;
 use crate::request::{Committed, Event, RequestError, RequestId, RouteId};
 use crate::runner::{PAGE_TOKENS, RowBatch, RowOutputs, Rows, RunnerError, SignalRequest};
 
@@ -200,12 +202,8 @@ impl SubServer {
         routes.sort_unstable();
         for &route in routes.iter() {
             let Some(attachment) = self.routes.get_mut(route) else { continue };
+            attachment.at_step(self.counters.steps);
             let routed = attachment.route(&outputs.signals, signals);
-            if attachment.missing_score() {
-                let message = "a router network gave a score that is no number; the policy takes it as no signal. Are the \
-                               weights damaged, or of another model?";
-                self.effects.push(Effect::PolicyMisled { route: route.0, message: message.into() });
-            }
             let asked = &mut attachment.asked;
             match routed {
                 Ok(()) => {
@@ -221,6 +219,7 @@ impl SubServer {
                     self.policy_failed(&ids, failed);
                 }
             }
+            self.tell_notes(route);
         }
     }
 
@@ -308,18 +307,10 @@ impl SubServer {
         };
         let outcome = (self.resolve)(&situation, decisions);
         self.counters.invalid_decisions += round + u64::from(outcome.invalid);
-        if (round > 0 || outcome.invalid > 0) && attachment.warns() {
-            let route = replica.spec.new.route.0;
-            let message = if round > 0 {
-                format!(
-                    "the policy handed request {id} round {MAX_IDLE_HANDOFFS} times without a token; it stays for one"
-                )
-            } else {
-                let decision = decisions.iter().find(|d| **d != Decision::STAY && **d != Decision::ACCEPT);
-                let decision = decision.copied().unwrap_or(Decision::ACCEPT);
-                format!("the policy answered {decision:?}, which has no meaning here and was taken as Stay")
-            };
-            self.effects.push(Effect::PolicyMisled { route, message });
+        if round > 0 || outcome.invalid > 0 {
+            misled(attachment, id, round, decisions, outcome.invalid);
+            let route = replica.spec.new.route;
+            self.tell_notes(route);
         }
         match outcome.next {
             Next::To(to) => self.leave(id, to, outcome),
@@ -345,6 +336,7 @@ impl SubServer {
         self.commit(id, std::mem::take(&mut outcome.commit), outcome.provisional.clone());
         let Some(replica) = self.replicas.get(&id) else { return };
         let Some(attachment) = self.routes.get_mut(replica.spec.new.route) else { return };
+        let route = replica.spec.new.route;
         let mut view = replica.view();
         view.candidate = outcome.candidate.as_ref().map_or(view.candidate, |c| c.token);
         let answer = attachment.send(&view, to);
@@ -353,7 +345,14 @@ impl SubServer {
         let ends = replica.ends();
         match answer {
             Ok(Some(handoff)) => {
+                let (rollback, provisional) = (handoff.rollback as usize, outcome.provisional.len());
+                if rollback > provisional {
+                    attachment.misled(Hook::Send, 0, 1, || {
+                        format!("the policy rolls {rollback} of {provisional} provisional tokens back; all are")
+                    });
+                }
                 let left = leave(outcome, &handoff, generated, max_tokens, ends);
+                self.tell_notes(route);
                 let payload = Some(handoff.payload).filter(|payload| !payload.is_empty()).map(Arc::from);
                 let terms = Terms { budget: handoff.budget, payload, counted: true };
                 self.commit(id, left.commit, left.provisional.clone());
@@ -373,6 +372,7 @@ impl SubServer {
                 if let Err(failed) = no_answer {
                     self.policy_failed(&[id], failed);
                 }
+                self.tell_notes(route);
                 let (provisional, candidate) = (Vec::new(), None);
                 self.go_on(id, Outcome { commit, provisional, candidate, next, budget, invalid: 0 });
             }

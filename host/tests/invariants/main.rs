@@ -80,7 +80,7 @@ fn random_routes(rng: &mut Rng, models: usize, faults: bool) -> Vec<Route> {
         }
         order.truncate(2 + rng.below(models as u64 - 1) as usize);
         let entry = rng.below(order.len() as u64) as usize;
-        let on_error = if rng.chance(0.5) { OnError::StayLocal } else { OnError::FailRequest };
+        let on_error = [OnError::StayLocal, OnError::FailRequest, OnError::DisableRoute][rng.below(3) as usize];
         Route { entry, models: order, key: Some(rng.next()), faulty: faults.then_some(on_error) }
     });
     let routed: Vec<_> = routed.collect();

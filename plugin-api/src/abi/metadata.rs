@@ -37,7 +37,7 @@ pub enum MetadataError {
     Magic,
     /// The record has another layout than this version knows.
     Layout(u32),
-    /// A text is empty or not UTF-8.
+    /// A text is empty, not UTF-8, or has control characters.
     Text(&'static str),
 }
 
@@ -102,7 +102,7 @@ pub fn decode(section: &[u8]) -> Result<Metadata, MetadataError> {
         let bytes = &section[32 + index * TEXT..][..TEXT];
         let end = bytes.iter().position(|&b| b == 0).unwrap_or(TEXT);
         match std::str::from_utf8(&bytes[..end]) {
-            Ok(text) if !text.is_empty() => Ok(text.to_owned()),
+            Ok(text) if !text.is_empty() && !text.contains(char::is_control) => Ok(text.to_owned()),
             _ => Err(MetadataError::Text(field)),
         }
     };
@@ -153,5 +153,6 @@ mod tests {
         assert_eq!(patched(16, 9), Err(MetadataError::Layout(9)));
         assert_eq!(patched(32, 0xff), Err(MetadataError::Text("name")));
         assert_eq!(patched(32, 0), Err(MetadataError::Text("name")));
+        assert_eq!(patched(32, 0x1b), Err(MetadataError::Text("name")));
     }
 }

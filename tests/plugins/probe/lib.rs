@@ -16,8 +16,21 @@ struct Settings {
     error: String,
     /// How `route` ends the process, or never ends: "abort", "exit", "hang".
     end: String,
-    /// What `route` answers: "" a digest of the batch, else "kind" or "model" for a wrong one.
+    /// What `route` answers: "" a digest of the batch, else "kind" or "model" for a wrong one. When serving also
+    /// "token", and of other hooks "entry", "accept" and "rollback".
     wrong: String,
+    /// Answers that requests can live with, as far as `wrong` lets them; no token, net or logit is asked for.
+    serve: bool,
+    /// When serving: the model that `route` hands over to, for one token.
+    to: Option<u32>,
+    /// `route` waits until this file exists.
+    wait_for: String,
+    /// `route` lets tiny numbers become zero from now on.
+    flush_to_zero: bool,
+    /// `create` leaves a thread behind that lives as long as the process.
+    thread: bool,
+    /// Lines that `create` logs.
+    log_lines: u32,
 }
 
 struct Probe {
@@ -29,6 +42,15 @@ impl Probe {
         if self.settings.panic == hook {
             panic!("the {hook} hook was told to panic");
         }
+    }
+}
+
+/// As code built for speed alone does.
+fn flush_to_zero() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a valid word: the state after a reset, and the two bits that make tiny numbers zero.
+    unsafe {
+        std::arch::asm!("ldmxcsr [{}]", in(reg) &0x9fc0_u32, options(nostack, preserves_flags));
     }
 }
 
@@ -45,7 +67,13 @@ impl Policy for Probe {
             "panic": { "enum": ["", "create", "requirements", "entry", "route", "send", "receive", "finished", "drop"] },
             "error": { "type": "string" },
             "end": { "enum": ["", "abort", "exit", "hang"] },
-            "wrong": { "enum": ["", "kind", "model"] }
+            "wrong": { "enum": ["", "kind", "model", "token", "entry", "accept", "rollback"] },
+            "serve": { "type": "boolean" },
+            "to": { "type": "integer", "minimum": 0 },
+            "wait_for": { "type": "string" },
+            "flush_to_zero": { "type": "boolean" },
+            "thread": { "type": "boolean" },
+            "log_lines": { "type": "integer", "minimum": 0 }
         }
     }"#;
 
@@ -55,6 +83,19 @@ impl Policy for Probe {
         probe.reach("create");
         if !probe.settings.error.is_empty() {
             return Err(PolicyError::new(probe.settings.error.clone()));
+        }
+        for line in 0..probe.settings.log_lines {
+            ctx.services.log(LogLevel::Warn, &format!("line {line} \x1b[31m{}", "x".repeat(5000)));
+        }
+        if probe.settings.thread {
+            std::thread::spawn(|| {
+                loop {
+                    std::thread::park();
+                }
+            });
+        }
+        if probe.settings.serve {
+            return Ok(probe);
         }
         let Context { route, model, models, entry, vocab_size, eos, services } = ctx;
         let (bytes, none) = (services.token_bytes(7), services.token_bytes(8));
@@ -71,6 +112,9 @@ impl Policy for Probe {
     fn requirements(&self) -> Requirements {
         self.reach("requirements");
         let mut requirements = Requirements::signals(SignalSet::ENTROPY | SignalSet::MARGIN);
+        if self.settings.serve {
+            return requirements;
+        }
         (requirements.top_k, requirements.token_logits, requirements.masked_tokens) = (4, vec![1, 2], vec![3]);
         let mut net = Net::new("net", "net.pt");
         let hidden = net.hidden();
@@ -81,6 +125,9 @@ impl Policy for Probe {
 
     fn entry(&mut self, request: &RequestView<'_>) -> Option<ModelIndex> {
         self.reach("entry");
+        if self.settings.serve {
+            return (self.settings.wrong == "entry").then_some(7_777);
+        }
         Some(digest(&format!("{request:?}")))
     }
 
@@ -94,18 +141,32 @@ impl Policy for Probe {
             },
             _ => {}
         }
+        while !self.settings.wait_for.is_empty() && !std::path::Path::new(&self.settings.wait_for).exists() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        if self.settings.flush_to_zero {
+            flush_to_zero();
+        }
         let answer = match self.settings.wrong.as_str() {
             // SAFETY: three numbers, of which any values are valid.
             "kind" => unsafe { std::mem::transmute::<[u32; 3], Decision>([77, 0, u32::MAX]) },
             "model" => Decision::to(1_000_000),
+            "token" => Decision::STAY.replacing(u32::MAX - 1),
+            _ if self.settings.serve => self.settings.to.map_or(Decision::STAY, Decision::to),
             _ => Decision::to(digest(&format!("{batch:?}"))),
         };
         // The first row keeps what it was prefilled with.
-        out.iter_mut().skip(1).for_each(|decision| *decision = answer);
+        let kept = usize::from(!self.settings.serve);
+        out.iter_mut().skip(kept).for_each(|decision| *decision = answer);
     }
 
     fn send(&mut self, request: &RequestView<'_>, to: ModelIndex) -> Handoff {
         self.reach("send");
+        if self.settings.serve {
+            let mut handoff = Handoff::default().budget(1);
+            handoff.rollback = if self.settings.wrong == "rollback" { 5_000 } else { 0 };
+            return handoff;
+        }
         let mut handoff = Handoff::drop_candidate().budget(to);
         handoff.payload = format!("{request:?}").into_bytes();
         // Slot 99 asks for more than any hand-off may hold; the host says so.
@@ -115,6 +176,9 @@ impl Policy for Probe {
 
     fn receive(&mut self, request: &RequestView<'_>, message: &PeerView<'_>) -> Acceptance {
         self.reach("receive");
+        if self.settings.serve {
+            return if self.settings.wrong == "accept" { Acceptance::Accept(9_999) } else { Acceptance::Verify };
+        }
         Acceptance::Accept(digest(&format!("{request:?} {message:?}")))
     }
 

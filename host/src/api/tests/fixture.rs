@@ -14,6 +14,7 @@ use tower::ServiceExt;
 use crate::api::{AppState, SamplingDefaults, router};
 use crate::engine::{Engine, ModelSetup, OnError, RouteSetup};
 use crate::policy::Linked;
+use crate::policy::monitor::DEFAULT_BUDGET;
 use crate::request::{ModelId, TokenId};
 use crate::runner::{Columns, ModelInfo, RowBatch, RowOutputs, Runner, RunnerError, Sample};
 use crate::text::tokenizer_fixtures::{demo, demo_directory};
@@ -136,6 +137,7 @@ impl Server {
             policy: Arc::new(Linked::<PingPong>::default()),
             settings: "{}".into(),
             on_error: OnError::FailRequest,
+            budget: DEFAULT_BUDGET,
             excluded: vec![],
             directory: ".".into(),
         };

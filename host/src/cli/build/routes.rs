@@ -250,6 +250,7 @@ impl Prepared {
             }
             StartError::Thread { .. }
             | StartError::Delivery { .. }
+            | StartError::Watchdog { .. }
             | StartError::Routes { .. }
             | StartError::Tuner { .. } => Failure::work(error),
         }

@@ -28,8 +28,7 @@ struct Seen {
 
 pub fn run(arguments: &Inspect) -> Result<(), Failure> {
     let path = &arguments.file;
-    let is_module = path.extension().is_some_and(|extension| extension == "wasm");
-    let seen = match if is_module { module(path) } else { library(path) } {
+    let seen = match look(path) {
         Ok(seen) => seen,
         Err(error) => {
             if arguments.json {
@@ -41,6 +40,17 @@ pub fn run(arguments: &Inspect) -> Result<(), Failure> {
     let text = if arguments.json { format!("{:#}\n", as_json(path, &seen)) } else { as_text(path, &seen) };
     write_stdout(&text)?;
     seen.refused.map_or(Ok(()), |reason| Err(Failure::input(reason)))
+}
+
+fn look(path: &Path) -> Result<Seen, String> {
+    let is_module = path.extension().is_some_and(|extension| extension == "wasm");
+    if is_module { module(path) } else { library(path) }
+}
+
+/// What `--json` says of a file that passes the gate.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn said(path: &Path) -> Result<Value, String> {
+    look(path).map(|seen| as_json(path, &seen))
 }
 
 fn library(path: &Path) -> Result<Seen, String> {

@@ -3,7 +3,7 @@
 mod args;
 mod check;
 mod child;
-mod inspect;
+pub(crate) mod inspect;
 mod new;
 mod report;
 

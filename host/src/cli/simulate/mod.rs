@@ -1,9 +1,9 @@
 //! `tokenrouter simulate`
 
 mod args;
-mod read;
+pub(crate) mod read;
 mod report;
-mod trace;
+pub(crate) mod trace;
 
 use std::io::{self, IsTerminal};
 use std::path::Path;

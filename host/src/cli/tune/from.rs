@@ -7,6 +7,9 @@ use tokenrouter_batching::connected::connected;
 use tokenrouter_batching::system::interpolate;
 use tokenrouter_batching::{Model, System};
 
+/// Largest batch of a step that a configuration allows.
+const LARGEST_BATCH: u32 = 1 << 16;
+
 /// What is read of it; there is more.
 #[derive(Debug, Deserialize)]
 struct Bench {
@@ -79,7 +82,14 @@ pub fn measured(text: &str) -> Result<Measured, String> {
     let (mut timed, mut models, mut without_times) = (Vec::new(), Vec::new(), Vec::new());
     // A server may have models that no request comes to.
     for (index, Loaded { name, .. }) in first.models.iter().enumerate().filter(|(i, _)| of(*i).any(|m| m.steps > 0)) {
-        let step_ms = by_batch(of(index).flat_map(|model| &model.steps_by_batch));
+        let steps = || of(index).flat_map(|model| &model.steps_by_batch);
+        if let Some(step) = steps().find(|step| step.requests > LARGEST_BATCH) {
+            let requests = step.requests;
+            return Err(format!(
+                "loads: {name:?} has steps of {requests} requests; at most {LARGEST_BATCH} are possible, measure again"
+            ));
+        }
+        let step_ms = by_batch(steps());
         if step_ms.is_empty() {
             without_times.push(format!("{name} has no steps_by_batch: it computed prompts only, or bench is too old"));
         } else {
@@ -124,13 +134,13 @@ fn ends(loads: &[Load], model: usize) -> f64 {
 
 /// Tokens that a model wrote.
 fn tokens(loads: &[Load], model: usize) -> f64 {
-    loads.iter().filter_map(|load| load.models.get(model)).map(|model| model.tokens).sum::<u64>() as f64
+    loads.iter().filter_map(|load| load.models.get(model)).map(|model| model.tokens as f64).sum()
 }
 
 /// Where every load tells transitions: from them. Where requests end, others begin.
 fn transitions(loads: &[Load], timed: &[usize]) -> Option<Routes> {
     let sum = |of: &dyn Fn(&Load) -> Option<u64>| -> Option<f64> {
-        loads.iter().map(of).sum::<Option<u64>>().map(|sum| sum as f64)
+        loads.iter().map(|load| of(load).map(|count| count as f64)).sum()
     };
     let cell = |cells: &Option<Vec<Vec<u64>>>, from: usize, to: usize| cells.as_ref()?.get(from)?.get(to).copied();
     let entry = loads.first()?.entry.unwrap_or(0);
@@ -175,7 +185,7 @@ fn transitions(loads: &[Load], timed: &[usize]) -> Option<Routes> {
 /// Two models: every request that leaves one comes back to it, but for what its last visit leaves open.
 fn handoffs(loads: &[Load], timed: &[usize]) -> Option<Routes> {
     let &[first, second] = timed else { return None };
-    let each = loads.iter().map(|load| load.handoffs).sum::<u64>() as f64 / 2.0;
+    let each = loads.iter().map(|load| load.handoffs as f64).sum::<f64>() / 2.0;
     let [there, back] = [first, second].map(|model| (each / ends(loads, model)).min(1.0));
     let routing = vec![vec![1.0 - there, there], vec![back, 1.0 - back]];
     let commits = [first, second].map(|model| vec![tokens(loads, model) / ends(loads, model); 2]).to_vec();
@@ -207,6 +217,22 @@ mod tests {
 
     fn by(batch: u32, mean: f64, steps: u64) -> Value {
         json!({"requests": batch, "mean_ms": mean, "p50_ms": 1.0, "steps": steps})
+    }
+
+    #[test]
+    fn numbers_that_nothing_measures() {
+        let one = |handoffs: u64, steps: u64, batch: u32| {
+            let models =
+                json!([model("s", steps, 1.0, json!([by(batch, 6.0, 1)])), model("l", 1, 1.0, json!([by(1, 6.0, 1)]))]);
+            json!({"handoffs": handoffs, "models": models})
+        };
+        let most = json!({"loads": [one(u64::MAX, u64::MAX, 1), one(u64::MAX, u64::MAX, 1)]});
+        assert!(measured(&most.to_string()).unwrap().system().is_some());
+        let wide = json!({"loads": [one(1, 1, u32::MAX)]});
+        assert_eq!(
+            measured(&wide.to_string()).unwrap_err(),
+            "loads: \"s\" has steps of 4294967295 requests; at most 65536 are possible, measure again"
+        );
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! `tokenrouter tune`
 
 mod args;
-mod from;
-mod input;
+pub(crate) mod from;
+pub(crate) mod input;
 mod plot;
 mod report;
 

@@ -7,6 +7,7 @@ use tokenrouter_plugin_api::{Context, Decision, Policy, PolicyError, RouteBatch}
 use super::*;
 use crate::online::Settings;
 use crate::policy::Linked;
+use crate::policy::monitor::DEFAULT_BUDGET;
 use crate::subserver::coordinator::LadderError;
 
 /// Hands every second token to the other model.
@@ -74,6 +75,7 @@ fn scheduled(schedule: Schedule, min_batch: [Vec<u32>; 2], hold: Duration) -> (E
         policy: Arc::new(Linked::<Alternate>::default()),
         settings: "{}".into(),
         on_error: OnError::default(),
+        budget: DEFAULT_BUDGET,
         excluded: vec![],
         directory: PathBuf::new(),
     };

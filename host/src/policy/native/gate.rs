@@ -3,6 +3,7 @@
 //! The dynamic linker is no judge of files: it waits on a named pipe, dies of a truncated library, and
 //! calls a library for another processor "no such file".
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use object::LittleEndian;
@@ -25,6 +26,8 @@ const MACHINE: u16 = elf::EM_AARCH64.0;
 pub enum GateError {
     #[error(transparent)]
     File(#[from] FileError),
+    #[error("may be changed by every user of this machine; take that right away (chmod o-w), or pin it with sha256")]
+    WritableByAll,
     #[error("is {0}, not an ELF shared object; {1}")]
     NotElf(&'static str, &'static str),
     #[error("is a {0} ELF file; build the plugin for this server's target")]
@@ -59,13 +62,18 @@ pub struct Checked {
 
 /// Read and check the file at `path`.
 pub fn check(path: &Path, pin: Option<&str>) -> Result<Checked, GateError> {
-    let bytes = file::read(path, MAX_BYTES)?;
+    let (bytes, found) = file::read(path, MAX_BYTES)?;
+    // What it does is done with the rights of this process. A pin says which content is meant.
+    if pin.is_none() && found.mode() & 0o002 != 0 {
+        return Err(GateError::WritableByAll);
+    }
     let metadata = check_elf(&bytes)?;
     let sha256 = file::digest(&bytes, pin)?;
     Ok(Checked { bytes, metadata, sha256 })
 }
 
-fn check_elf(bytes: &[u8]) -> Result<Metadata, GateError> {
+/// What is checked of a file's content.
+pub fn check_elf(bytes: &[u8]) -> Result<Metadata, GateError> {
     let size = bytes.len() as u64;
     let within = |part: &'static str, at: u64, length: u64| match at.checked_add(length) {
         Some(end) if end <= size => Ok(()),

@@ -10,6 +10,7 @@ use tokenrouter_kernels as kernels;
 use tokenrouter_plugin_api::net::{TensorInfo, WeightsInfo};
 
 use super::torch::Checkpoint;
+use crate::plain::plain;
 use crate::runner::safetensors_file::SafetensorsFile;
 
 /// Larger `.json` files beside a weights file are refused.
@@ -83,18 +84,31 @@ impl Kind {
 impl WeightsFile {
     /// Open the file at `path` and read what it holds, but not the numbers. The error names the file.
     pub fn open(path: &Path) -> Result<Self, String> {
-        let named = |e: String| format!("router weights `{}`: {e}", path.display());
+        // Names in the file and the parsers' words stand in it as they are.
+        let named = |e: String| plain(&format!("router weights `{}`: {e}", path.display()));
         if !path.is_file() {
             let what = if path.exists() { "is no file" } else { "does not exist" };
             return Err(named(format!("{what}; give a .safetensors, .pt or .pth file")));
         }
         match path.extension().and_then(|e| e.to_str()) {
-            Some("safetensors") => Self::safetensors(path).map_err(named),
-            Some("pt" | "pth" | "bin") => {
-                let (checkpoint, tensors, metadata) = Checkpoint::open(path).map_err(named)?;
-                Ok(Self { path: path.into(), tensors, metadata, source: Source::Torch(checkpoint) })
-            }
-            _ => Err(named("has an unknown kind; give a .safetensors, .pt or .pth file".into())),
+            Some("safetensors") => Self::safetensors(path),
+            Some("pt" | "pth" | "bin") => Checkpoint::open(path).map(|(checkpoint, tensors, metadata)| Self {
+                path: path.into(),
+                tensors,
+                metadata,
+                source: Source::Torch(checkpoint),
+            }),
+            _ => Err("has an unknown kind; give a .safetensors, .pt or .pth file".into()),
+        }
+        .and_then(Self::with_names)
+        .map_err(named)
+    }
+
+    /// Names of tensors stand in messages from here on.
+    fn with_names(self) -> Result<Self, String> {
+        match self.tensors.keys().find(|name| name.chars().any(char::is_control)) {
+            Some(name) => Err(format!("a tensor's name {name:?} has control characters; save the router anew")),
+            None => Ok(self),
         }
     }
 

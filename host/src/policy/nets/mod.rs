@@ -41,7 +41,7 @@ pub fn load(plugin: &str, net: &Description, directory: &Path, model: &ModelInfo
     build(&name, net, &mut file, model).map_err(|e| format!("{name}: {e}"))
 }
 
-fn build(name: &str, net: &Description, file: &mut WeightsFile, model: &ModelInfo) -> Result<Net, String> {
+pub(crate) fn build(name: &str, net: &Description, file: &mut WeightsFile, model: &ModelInfo) -> Result<Net, String> {
     if net.nodes.is_empty() || net.nodes.len() > MOST_NODES {
         return Err(format!("has {} nodes; give 1 to {MOST_NODES}", net.nodes.len()));
     }

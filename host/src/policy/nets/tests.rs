@@ -277,3 +277,39 @@ fn shared_values_do_not_multiply() {
     let error = WeightsFile::open(&checkpoint(directory.path(), &pickle)).err().unwrap();
     assert!(error.contains("its metadata"), "{error}");
 }
+
+/// The bytes of a safetensors file with this header and no numbers.
+fn header_alone(header: &str) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()
+}
+
+#[test]
+fn sizes_that_add_up_to_all_that_a_number_holds_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("w.safetensors");
+    let each = (1u64 << 61) - 1;
+    let tensor = |i: u64| {
+        format!(r#""t{i}":{{"dtype":"U8","shape":[{each}],"data_offsets":[{},{}]}}"#, i * each, (i + 1) * each)
+    };
+    let header = format!("{{{}}}", (0..8).map(tensor).collect::<Vec<_>>().join(","));
+    std::fs::write(&path, header_alone(&header)).unwrap();
+    let error = WeightsFile::open(&path).err().unwrap();
+    assert!(error.contains("it is cut off or damaged"), "{error}");
+}
+
+#[test]
+fn words_of_a_weights_file_stay_on_one_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("w.safetensors");
+    for (header, part) in [
+        (
+            r#"{"a\u001b[2J":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#,
+            r#"name "a\u{1b}[2J" has control characters"#,
+        ),
+        (r#"{"a":{"dtype":"\n","shape":[0],"data_offsets":[0,0]}}"#, r"unknown variant `\n`"),
+    ] {
+        std::fs::write(&path, header_alone(header)).unwrap();
+        let error = WeightsFile::open(&path).err().unwrap();
+        assert!(error.contains(part) && !error.contains(char::is_control), "{error}");
+    }
+}

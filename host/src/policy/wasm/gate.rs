@@ -3,8 +3,10 @@
 //! A compiler is no judge of modules: some small ones take it minutes. Whatever passes here is of one
 //! fixed set of features and bounded in all that costs compile time.
 
-use wasmparser::{Encoding, ExternalKind, FunctionBody, Parser, Payload, Validator, WasmFeatures};
+use wasmparser::{Encoding, Export, ExternalKind, FunctionBody, Parser, Payload, Validator, WasmFeatures};
 
+use super::exports;
+use super::layout::BLOCK;
 use super::manifest::{self, Manifest, ManifestError};
 
 /// Largest file.
@@ -65,6 +67,10 @@ pub enum GateError {
     Manifest(#[from] ManifestError),
     #[error("has no export `{name}`; a policy exports {what}")]
     NoExport { name: &'static str, what: &'static str },
+    #[error("export `{name}` is not {wanted}; see docs/policies.md")]
+    Export { name: &'static str, wanted: &'static str },
+    #[error("tr_block is {address}, but memory has {memory} bytes and the block {BLOCK}; reserve the block in memory")]
+    Block { address: u32, memory: u64 },
 }
 
 /// Check a whole module.
@@ -77,16 +83,17 @@ pub fn check(bytes: &[u8]) -> Result<Manifest, GateError> {
     if !walk.imports.is_empty() {
         return Err(imports(&walk.imports));
     }
-    Validator::new_with_features(FEATURES).validate_all(bytes).map_err(invalid)?;
+    let types = Validator::new_with_features(FEATURES).validate_all(bytes).map_err(invalid)?;
     for (name, kind, what) in [
         ("memory", ExternalKind::Memory, "its memory as `memory`"),
         ("tr_block", ExternalKind::Global, "the address of the block as the constant `tr_block`"),
         ("tr_route", ExternalKind::Func, "the function `tr_route`"),
     ] {
-        if !walk.exports.iter().any(|(export, of)| export == name && *of == kind) {
+        if !walk.exports.iter().any(|export| export.name == name && export.kind == kind) {
             return Err(GateError::NoExport { name, what });
         }
     }
+    exports::check(&types, &walk.exports, &walk.globals)?;
     match walk.manifests[..] {
         [] => Err(GateError::NoManifest),
         [section] => Ok(Manifest::parse(section)?),
@@ -120,7 +127,7 @@ fn kind(bytes: &[u8]) -> Result<(), GateError> {
     Err(GateError::NotModule(what, remedy))
 }
 
-fn damaged(error: wasmparser::BinaryReaderError) -> GateError {
+pub(super) fn damaged(error: wasmparser::BinaryReaderError) -> GateError {
     GateError::Damaged(format!("{} at byte {}", error.message(), error.offset()))
 }
 
@@ -155,7 +162,9 @@ fn quoted(name: &str) -> String {
 #[derive(Default)]
 struct Walk<'a> {
     imports: Vec<String>,
-    exports: Vec<(String, ExternalKind)>,
+    exports: Vec<Export<'a>>,
+    /// What they begin with, where that is an i32.
+    globals: Vec<Option<i32>>,
     manifests: Vec<&'a [u8]>,
     operators: u64,
 }
@@ -218,7 +227,13 @@ impl<'a> Walk<'a> {
             Payload::ExportSection(section) => {
                 for export in section {
                     let export = export.map_err(damaged)?;
-                    self.exports.push((export.name.to_owned(), export.kind));
+                    self.exports.push(export);
+                }
+            }
+            Payload::GlobalSection(section) => {
+                for global in section {
+                    let value = exports::value(&global.map_err(damaged)?.init_expr, &self.globals)?;
+                    self.globals.push(value);
                 }
             }
             Payload::StartSection { .. } => return Err(GateError::Start),

@@ -1,6 +1,7 @@
 //! A module's instance as the sub-servers see it.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokenrouter_plugin_api::{
     Acceptance, Context, Decision, Handoff, ModelIndex, NO_MODEL, PeerView, PerRequest, RequestView, Requirements,
@@ -11,10 +12,8 @@ use wasmtime::Module;
 use super::guest::{Fault, Guest};
 use super::layout::{self, Answer, Numbering, ROWS, Seat};
 use super::manifest::Manifest;
-use crate::policy::{PolicyFailure, PolicyInstance};
-
-/// How many fresh instances stand in for one that failed, in the life of a policy at one model.
-pub const MAX_RESTARTS: u32 = 3;
+use super::restarts::{MOST, Restarts};
+use crate::policy::{PolicyFailure, PolicyInstance, Survived};
 
 pub(super) struct WasmInstance {
     manifest: Arc<Manifest>,
@@ -22,7 +21,9 @@ pub(super) struct WasmInstance {
     seat: Seat,
     requirements: Requirements,
     guest: Guest,
-    restarts: u32,
+    restarts: Restarts,
+    /// What nobody has asked for yet.
+    survived: Vec<Survived>,
     /// How the request at a slot leaves, from the last decision to hand it over.
     leaving: PerRequest<Option<Handoff>>,
     /// Set when no fresh instance is left.
@@ -53,7 +54,8 @@ impl WasmInstance {
             seat,
             requirements: Requirements::signals(manifest.signals),
             guest,
-            restarts: 0,
+            restarts: Restarts::default(),
+            survived: Vec::new(),
             leaving: PerRequest::new(),
             failed: false,
         })
@@ -66,12 +68,15 @@ impl WasmInstance {
     /// After a fault: whatever state the instance is in, it is not called again.
     fn restart(&mut self, hook: &'static str, fault: &Fault) -> Result<(), PolicyFailure> {
         self.failed = true;
-        if self.restarts == MAX_RESTARTS {
-            let message = format!("{fault}; it was started anew {MAX_RESTARTS} times before");
+        let Some(number) = self.restarts.enter(Instant::now()) else {
+            let message = format!("{fault}; it was started anew {MOST} times in the minute before");
             return Err(self.failure(hook, message));
-        }
-        self.restarts += 1;
-        tracing::warn!("policy `{}` failed in {hook}: {fault}; it starts anew, without its state", self.manifest.name);
+        };
+        self.survived.push(Survived {
+            unknown_destination: matches!(fault, Fault::Answer(_)),
+            wrong_answer: matches!(fault, Fault::Returned { .. }),
+            message: format!("{fault}; it starts anew without its state, {number} of {MOST} in a minute"),
+        });
         self.guest = Guest::start(&self.module, &self.seat).map_err(|e| self.failure(hook, e.to_string()))?;
         self.failed = false;
         Ok(())
@@ -206,5 +211,9 @@ impl PolicyInstance for WasmInstance {
         self.leaving.forget(slot);
         // A fresh instance knows nothing of the slot: no second call.
         self.guest.finished(slot).or_else(|fault| self.restart("finished", &fault))
+    }
+
+    fn survived(&mut self) -> Vec<Survived> {
+        std::mem::take(&mut self.survived)
     }
 }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use tokenrouter_plugin_api::SignalSet;
 
 use super::layout::MAX_SETTINGS;
+use crate::plain::plain;
 
 /// Name of the section.
 pub const SECTION: &str = "tokenrouter:policy";
@@ -148,7 +149,7 @@ fn word(field: &str, text: &str) -> Result<(), ManifestError> {
 
 impl Manifest {
     pub fn parse(section: &[u8]) -> Result<Self, ManifestError> {
-        let json = |e: serde_json::Error| ManifestError::Json(e.to_string().chars().take(200).collect());
+        let json = |e: serde_json::Error| ManifestError::Json(plain(&e.to_string()).chars().take(200).collect());
         if section.len() > MAX_BYTES {
             return Err(fault("its length", section.len(), "use at most 16384 bytes"));
         }
@@ -302,6 +303,7 @@ mod tests {
         let long = "x".repeat(65);
         for (fields, error) in [
             (r#", "nmae": 1"#.to_owned(), "unknown field `nmae`"),
+            (r#", "\u001b[2J": 1"#.to_owned(), r"unknown field `\u{1b}[2J`"),
             (r#", "name": "q""#.to_owned(), "duplicate field `name`"),
             (r#", "roles": ["a", "a"]"#.to_owned(), "roles = \"a\": name each role once"),
             (r#", "roles": ["a", "b", "c", "d", "e"]"#.to_owned(), "ask for at most 4"),

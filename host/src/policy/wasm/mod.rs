@@ -4,12 +4,14 @@
 //! compiled, [`compile`] how, [`guest`] bounds each call, [`layout`] is the block that both sides share.
 //! The ABI is described in docs/policies.md.
 
-mod compile;
+pub(crate) mod compile;
+mod exports;
 mod gate;
 mod guest;
 mod instance;
 mod layout;
-mod manifest;
+pub(crate) mod manifest;
+mod restarts;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,7 +58,7 @@ impl WasmPlugin {
 
     /// The content of the file at `path`.
     pub(super) fn read(path: &Path) -> Result<Vec<u8>, FileError> {
-        file::read(path, gate::MAX_BYTES)
+        Ok(file::read(path, gate::MAX_BYTES)?.0)
     }
 
     /// Check and compile the content of the file at `path`.

@@ -10,6 +10,7 @@ use tokenrouter_plugin_api::{
 
 use super::*;
 use crate::engine::{Engine, ModelSetup, OnError, RouteSetup, TokenText};
+use crate::policy::monitor::DEFAULT_BUDGET;
 use crate::policy::{Linked, PolicyFactory};
 use crate::request::{Committed, RequestId, TokenId};
 use crate::subserver::gate::Schedule;
@@ -109,6 +110,7 @@ fn engine(observer: Arc<dyn Observer>) -> Engine {
         policy,
         settings: "{}".into(),
         on_error: OnError::FailRequest,
+        budget: DEFAULT_BUDGET,
         excluded: Vec::new(),
         directory: PathBuf::new(),
     };

@@ -2,7 +2,7 @@
 
 mod forward;
 mod model;
-mod nets;
+pub(crate) mod nets;
 
 use std::path::Path;
 

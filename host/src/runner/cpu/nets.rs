@@ -82,6 +82,33 @@ impl CpuNet {
     }
 }
 
+/// Run `net` on made-up rows of a model with these sizes: it has its scores, and each row's are the same alone.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_out(net: Net, hidden: usize, vocab: usize) {
+    const ROWS: usize = 3;
+    let made_up = |count: usize| (0..count).map(|i| (i * 7 % 11) as f32 - 5.0).collect::<Vec<f32>>();
+    let net = CpuNet::new(net);
+    let back = net.back + 1;
+    let embedding = PackedMatrix::from_rows(hidden, &made_up(vocab * hidden));
+    let (states, logits) = (made_up(ROWS * hidden), made_up(ROWS * vocab));
+    let scores = |rows: std::ops::Range<usize>| {
+        let inputs = Inputs {
+            hidden: &vec![states[rows.start * hidden..rows.end * hidden].to_vec(); back],
+            logits: &vec![logits[rows.start * vocab..rows.end * vocab].to_vec(); back],
+            candidates: &rows.map(|row| (row % vocab) as TokenId).collect::<Vec<_>>(),
+            embedding: &embedding,
+        };
+        net.evaluate(&inputs, &mut Vec::new())
+    };
+    // One NaN is as good as another.
+    let bits = |score: f32| if score.is_nan() { f32::NAN.to_bits() } else { score.to_bits() };
+    let bits = |scores: Vec<f32>| scores.into_iter().map(bits).collect::<Vec<_>>();
+    let all = bits(scores(0..ROWS));
+    assert_eq!(all.len(), ROWS * net.width);
+    let alone: Vec<u32> = (0..ROWS).flat_map(|row| bits(scores(row..row + 1))).collect();
+    assert_eq!(all, alone, "a row's score depends on the others");
+}
+
 fn plain(op: &Op, node: &Node, inputs: &Inputs<'_>, values: &[Vec<f32>], out: &mut [f32]) {
     let width = node.width;
     let first = || values[node.inputs[0]].as_slice();

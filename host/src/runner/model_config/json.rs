@@ -15,7 +15,7 @@ pub(crate) fn read_json<T: serde::de::DeserializeOwned>(file: &Path) -> Result<O
 }
 
 /// An object. The message of an error names the key at fault.
-fn parse_json<T: serde::de::DeserializeOwned>(text: &[u8]) -> Result<T, String> {
+pub(super) fn parse_json<T: serde::de::DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     // A struct could be read from a list too, and complaints would then be about its length.
     if text.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
         return Err("is no JSON object ({…})".into());
@@ -40,6 +40,12 @@ fn parse_json<T: serde::de::DeserializeOwned>(text: &[u8]) -> Result<T, String> 
 mod tests {
     use super::super::{Raw, RawGeneration};
     use super::parse_json;
+
+    #[test]
+    fn keys_stay_on_one_line() {
+        let error = super::super::ModelConfig::from_json(b"{\"a\\tb\x7f\": @}", None).unwrap_err().to_string();
+        assert!(error.starts_with(r"config.json: `a\tb\u{7f}`: expected value"), "{error}");
+    }
 
     #[test]
     fn errors_of_json_name_the_key() {

@@ -56,6 +56,7 @@ impl Every {
             policy: Arc::new(Factory(self.tokens, self.weights, Arc::downgrade(&self.alive))),
             settings: "{}".into(),
             on_error: OnError::FailRequest,
+            budget: crate::policy::monitor::DEFAULT_BUDGET,
             excluded: Vec::new(),
             directory: directory.into(),
         })

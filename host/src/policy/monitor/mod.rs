@@ -1,0 +1,173 @@
+//! What the server sees of policies at work: the hook that runs just now, how long hooks take, and what goes
+//! wrong in them.
+//!
+//! Each instance has a [`Monitor`]. Its model's thread alone writes there, by relaxed stores; others read at any
+//! time.
+
+mod counts;
+mod crumb;
+mod meter;
+mod watchdog;
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use counts::HookSums;
+pub use counts::{BOUNDS, HookCounts};
+use crumb::Breadcrumb;
+pub use meter::{Meter, Note, SLOW_STEPS, worth_a_line};
+pub use watchdog::{HUNG_AFTER, Hung, Look, Watchdog};
+
+/// Wall time of a call if a route says nothing.
+pub const DEFAULT_BUDGET: Duration = Duration::from_micros(200);
+
+/// The hooks that run while requests are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    Entry,
+    Route,
+    Send,
+    Receive,
+    Finished,
+}
+
+impl Hook {
+    pub const ALL: [Self; 5] = [Self::Entry, Self::Route, Self::Send, Self::Receive, Self::Finished];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Entry => "entry",
+            Self::Route => "route",
+            Self::Send => "send",
+            Self::Receive => "receive",
+            Self::Finished => "finished",
+        }
+    }
+}
+
+/// Whose hooks are watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names {
+    pub route: String,
+    pub model: String,
+    pub plugin: String,
+}
+
+/// One policy instance as others see it.
+#[derive(Debug)]
+pub struct Monitor {
+    /// Of no other monitor of the registry, at any time.
+    id: u64,
+    pub names: Names,
+    /// Wall time that a call may take.
+    pub budget: Duration,
+    crumb: Breadcrumb,
+    sums: [HookSums; Hook::ALL.len()],
+}
+
+impl Monitor {
+    fn new(id: u64, names: Names, budget: Duration) -> Self {
+        let crumb = Breadcrumb::new(&names);
+        Self { id, names, budget, crumb, sums: Default::default() }
+    }
+
+    fn sums(&self, hook: Hook) -> &HookSums {
+        &self.sums[hook as usize]
+    }
+
+    /// What the calls of `hook` came to since the start.
+    pub fn counts(&self, hook: Hook) -> HookCounts {
+        self.sums(hook).read()
+    }
+
+    /// An answer of `hook` that no request can follow.
+    pub fn count_failure(&self, hook: Hook) {
+        self.sums(hook).failures.add(1);
+    }
+
+    /// Answers of `hook` that were not taken: those that name no model of the route, and others.
+    pub fn count_wrong(&self, hook: Hook, unknown_destinations: u64, others: u64) {
+        self.sums(hook).unknown_destinations.add(unknown_destinations);
+        self.sums(hook).wrong_answers.add(others);
+    }
+}
+
+/// The policy instances of a server.
+#[derive(Debug, Default)]
+pub struct Monitors {
+    all: Mutex<Vec<Weak<Monitor>>>,
+    next_id: AtomicU64,
+    /// As of the watchdog's last look.
+    hung: Mutex<Vec<Hung>>,
+    /// In milliseconds; 0 for never.
+    abort_after: AtomicU64,
+}
+
+impl Monitors {
+    /// A monitor that is listed until the last reference to it goes.
+    pub fn add(&self, names: Names, budget: Duration) -> Arc<Monitor> {
+        let monitor = Arc::new(Monitor::new(self.next_id.fetch_add(1, Relaxed), names, budget));
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|known| known.strong_count() > 0);
+        all.push(Arc::downgrade(&monitor));
+        monitor
+    }
+
+    /// Those that live, in the order in which they were made.
+    pub fn list(&self) -> Vec<Arc<Monitor>> {
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Hooks that did not come back in time and have not yet.
+    pub fn hung(&self) -> Vec<Hung> {
+        self.hung.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn set_hung(&self, hung: Vec<Hung>) {
+        *self.hung.lock().unwrap_or_else(PoisonError::into_inner) = hung;
+    }
+
+    /// End the process when a hook has run for so long.
+    pub fn abort_after(&self, limit: Duration) {
+        self.abort_after.store((limit.as_millis() as u64).max(1), Relaxed);
+    }
+
+    /// Of `hung`, one that ran for longer than the process may live with.
+    pub fn fatal<'a>(&self, hung: &'a [Hung]) -> Option<&'a Hung> {
+        let limit = self.abort_after.load(Relaxed);
+        hung.iter().find(|hung| limit > 0 && hung.lasted >= Duration::from_millis(limit))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(route: &str) -> Names {
+        Names { route: route.into(), model: "m".into(), plugin: "p".into() }
+    }
+
+    #[test]
+    fn instances_are_listed_while_they_live() {
+        let monitors = Monitors::default();
+        let (one, two) = (monitors.add(names("a"), DEFAULT_BUDGET), monitors.add(names("b"), DEFAULT_BUDGET));
+        let listed = || monitors.list().iter().map(|m| m.names.route.clone()).collect::<Vec<_>>();
+        assert_eq!((listed(), one.id == two.id), (vec!["a".to_owned(), "b".to_owned()], false));
+        drop(one);
+        assert_eq!(listed(), ["b"]);
+        monitors.add(names("c"), DEFAULT_BUDGET);
+        assert_eq!(monitors.all.lock().unwrap().len(), 2, "dead entries go when another comes");
+    }
+
+    #[test]
+    fn only_a_limit_makes_a_hang_fatal() {
+        let hung = |ms| Hung { names: names("r"), hook: Hook::Route, step: 3, lasted: Duration::from_millis(ms) };
+        let monitors = Monitors::default();
+        let long = [hung(1000), hung(100_000)];
+        assert_eq!(monitors.fatal(&long), None);
+        monitors.abort_after(Duration::from_secs(5));
+        assert_eq!((monitors.fatal(&long), monitors.fatal(&long[..1])), (Some(&long[1]), None));
+    }
+}
