@@ -3,7 +3,11 @@
 mod at_model;
 mod checked;
 mod deliver;
+mod keeper;
+mod nets;
+mod reload;
 mod routes;
+mod table;
 mod tuning;
 mod watch;
 
@@ -15,11 +19,16 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use at_model::AtModel;
 pub use checked::CheckedNets;
 use crossbeam_channel::Sender;
+pub use keeper::RouteState;
+use keeper::{Registry, Upkeep};
+pub use reload::{KnownRoute, RouteChanges, Wanted};
 pub use routes::check_route;
-use routes::{LoadedNets, attach, describe};
+use routes::{Loader, ModelPlace, attach, describe};
+pub use table::{Routes, ServedRoute};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::online::{self, Pace, Paces};
@@ -106,6 +115,9 @@ pub struct RouteInfo {
     pub entry: usize,
     /// Name of the policy; `None` for a bare model.
     pub policy: Option<String>,
+    /// Of the policy's file: its version, and its SHA-256 in hexadecimal. `None` for one without a file.
+    pub version: Option<String>,
+    pub sha256: Option<String>,
     /// Most tokens of a request, prompt and answer together: the smallest context of the models.
     pub context: u32,
     /// Token ids that every model of the route has lie below this.
@@ -127,10 +139,14 @@ pub enum StartError {
     Policy { route: String, model: String, message: String },
     #[error("route `{route}`: {message}")]
     Route { route: String, message: String },
+    #[error("route `{route}`: the name is taken by another route or a model; choose another")]
+    Taken { route: String },
     #[error("the thread of model `{model}` could not be started: {message}")]
     Thread { model: String, message: String },
     #[error("the thread that delivers events could not be started: {message}")]
     Delivery { message: String },
+    #[error("the thread that looks after routes could not be started: {message}")]
+    Routes { message: String },
     #[error("the thread that watches plugins could not be started: {message}")]
     Watchdog { message: String },
     #[error("batching.mode = \"online\": the tuner could not be started: {message}; set \"fixed\" to go without")]
@@ -157,6 +173,8 @@ pub enum SubmitError {
     Pool { model: String, prompt: usize, max_tokens: u32, needed: usize, pages: u32 },
     #[error("prompt token {token} is outside the vocabulary; ids are below {vocab}")]
     TokenOutOfRange { token: TokenId, vocab: u32 },
+    #[error("the route is no longer served")]
+    NoRoute,
     #[error("the server is shutting down")]
     ShuttingDown,
     #[error(transparent)]
@@ -168,7 +186,13 @@ pub enum SubmitError {
 /// What all threads of an engine share.
 struct Shared {
     models: Vec<ModelInfo>,
-    routes: Vec<RouteInfo>,
+    /// By model.
+    places: Vec<ModelPlace>,
+    /// What takes requests now.
+    table: ArcSwap<Routes>,
+    /// What some model knows.
+    registry: Mutex<Registry>,
+    upkeep: Sender<Upkeep>,
     inboxes: Vec<Sender<Vec<Message>>>,
     /// Its number of live requests is the size of `live`.
     coordinator: Arc<Coordinator>,
@@ -183,7 +207,7 @@ struct Shared {
 }
 
 struct Live {
-    route: RouteId,
+    route: Arc<ServedRoute>,
     events: UnboundedSender<Told>,
     pace: Pace,
 }
@@ -232,12 +256,12 @@ impl Shared {
     fn cancel(&self, id: RequestId) {
         if let Some(live) = self.remove(id) {
             self.observe(|observer| observer.cancelled(id));
-            self.bury(id, live.route);
+            self.bury(id, &live.route);
         }
     }
 
-    fn bury(&self, id: RequestId, route: RouteId) {
-        for &(model, _) in &self.routes[route.index()].models {
+    fn bury(&self, id: RequestId, route: &ServedRoute) {
+        for &(model, _) in &route.models {
             self.post(model, Message::Cancel(id));
         }
     }
@@ -274,13 +298,19 @@ impl Shared {
             self.observe(|observer| observer.event(id, &event));
             // A receiver that is gone needs no word.
             let _ = live.events.send(Told::now(event));
-            self.bury(id, live.route);
+            self.bury(id, &live.route);
         }
+    }
+
+    /// A route that takes requests, or that somebody who held it still does.
+    fn route(&self, id: RouteId) -> Option<Arc<ServedRoute>> {
+        let served = self.table.load().with_id(id).cloned();
+        served.or_else(|| self.registry().held(id))
     }
 
     /// From now on the route takes no requests. Those that it has go on.
     fn disable(&self, route: RouteId, model: ModelId, hook: &'static str) {
-        let info = &self.routes[route.index()];
+        let Some(info) = self.registry().info(route) else { return };
         let (route, plugin) = (info.name.clone(), info.policy.clone().unwrap_or_default());
         let model = self.models[model.index()].name.clone();
         // Another model's instance may have failed before.
@@ -304,6 +334,9 @@ pub struct Engine {
     threads: Vec<JoinHandle<Option<Box<dyn Runner>>>>,
     /// Ends with the last model's thread.
     delivery: Option<JoinHandle<()>>,
+    keeper: Option<JoinHandle<()>>,
+    /// Held while routes change.
+    changing: Mutex<()>,
     tuner: Option<online::Thread>,
     monitors: Arc<Monitors>,
     /// Looks after all hooks until the last model's thread has ended.
@@ -326,40 +359,62 @@ impl Engine {
         observer: Option<Arc<dyn Observer>>,
     ) -> Result<Self, StartError> {
         let infos: Vec<ModelInfo> = models.iter().map(|m| m.runner.info().clone()).collect();
+        models.iter_mut().for_each(|model| model.runner.forget_nets());
+        let place = |model: &ModelSetup| ModelPlace {
+            text: model.text.clone(),
+            masked: model.masked.clone(),
+            net_maker: model.runner.net_maker(),
+        };
+        let places: Vec<ModelPlace> = models.iter().map(place).collect();
+        let (upkeep, work) = crossbeam_channel::unbounded();
+        let mut registry = Registry::default();
         let mut attachments: Vec<Vec<Option<Attachment>>> = infos.iter().map(|_| Vec::new()).collect();
         let mut served = Vec::new();
-        let mut nets = LoadedNets::default();
+        let mut loader = Loader::default();
         let monitors = Arc::<Monitors>::default();
-        models.iter_mut().for_each(|model| model.runner.forget_nets());
         for route in &routes {
-            served.push(describe(route, &infos)?);
+            let entered = registry.enter(describe(route, &infos)?, &upkeep);
             for (index, of_model) in attachments.iter_mut().enumerate() {
-                of_model.push(attach(route, ModelId(index as u32), &mut models, &infos, &mut nets, &monitors)?);
+                let (model, info, runner) = (ModelId(index as u32), &infos[index], &mut models[index].runner);
+                let stays = places[index].net_maker.is_none();
+                let mut load = |net: &_| {
+                    let (digest, loaded) = loader.read(route, net, model, info)?;
+                    if let Some(id) = registry.claim(entered.id, model, &digest) {
+                        return Ok(id);
+                    }
+                    let loaded = loaded.ok_or("its runner lost it")?;
+                    let id = runner.load_net(loaded).map_err(|e| e.to_string())?;
+                    registry.enter_loaded(entered.id, model, digest, id, stays);
+                    Ok(id)
+                };
+                of_model.push(attach(route, model, &places[index], &infos, &mut load, &monitors)?);
             }
+            served.push(entered);
         }
         for (index, info) in infos.iter().enumerate() {
             let id = ModelId(index as u32);
-            served.push(RouteInfo {
+            let alone = RouteInfo {
                 name: info.name.clone(),
                 models: vec![(id, info.name.clone())],
                 entry: 0,
                 policy: None,
+                version: None,
+                sha256: None,
                 context: info.context,
                 vocab_size: info.vocab_size,
                 disabled: Arc::default(),
-            });
+            };
+            served.push(registry.enter(alone, &upkeep));
             for (other, of_model) in attachments.iter_mut().enumerate() {
                 let alone =
                     || Attachment::new(&info.name, None, vec![id], 0, OnError::default(), &models[other].masked);
                 of_model.push((other == index).then(alone));
             }
         }
-        for (index, route) in served.iter().enumerate() {
-            if served[..index].iter().any(|other| other.name == route.name) {
-                let message = "the name is taken by another route or a model; choose another".into();
-                return Err(StartError::Route { route: route.name.clone(), message });
-            }
+        if let Some(twice) = served.iter().enumerate().find(|(i, r)| served[..*i].iter().any(|o| o.name == r.name)) {
+            return Err(StartError::Taken { route: twice.1.name.clone() });
         }
+        registry.serve(&served);
         let (inboxes, receivers): (Vec<_>, Vec<_>) = infos.iter().map(|_| crossbeam_channel::unbounded()).unzip();
         let waiting = |m: &ModelSetup| Waiting { min_batch: m.min_batch.clone(), max_wait: m.max_wait, hold: m.hold };
         let members: Vec<Vec<ModelId>> = served.iter().map(|r| r.models.iter().map(|&(m, _)| m).collect()).collect();
@@ -368,7 +423,10 @@ impl Engine {
         let shared = Arc::new(Shared {
             down: infos.iter().map(|_| OnceLock::new()).collect(),
             models: infos,
-            routes: served,
+            places,
+            table: ArcSwap::from_pointee(Routes(served)),
+            registry: Mutex::new(registry),
+            upkeep,
             inboxes,
             coordinator: Arc::new(coordinator),
             live: Mutex::default(),
@@ -385,6 +443,8 @@ impl Engine {
             boards,
             threads: Vec::new(),
             delivery: Some(delivery),
+            keeper: None,
+            changing: Mutex::default(),
             tuner: None,
             watchdog: Some(watch::start(monitors.clone())?),
             monitors,
@@ -392,6 +452,7 @@ impl Engine {
         };
         // Dropped before the engine, which waits for the end of the delivery.
         let events = events;
+        engine.keeper = Some(keeper::start(shared.clone(), work)?);
         for (index, ((setup, inbox), routes)) in models.into_iter().zip(receivers).zip(attachments).enumerate() {
             let model = ModelId(index as u32);
             let limits = Limits { max_rows: setup.max_rows, prefill_chunk: setup.prefill_chunk };
@@ -405,6 +466,8 @@ impl Engine {
             let body = move || {
                 let run = AssertUnwindSafe(|| worker::run(&mut server, &inbox, &at, &board, pacer, zero));
                 if catch_unwind(run).is_err() {
+                    // From here on nothing can be sent to it.
+                    drop(inbox);
                     board.clear();
                     at.model_panicked();
                     return None;
@@ -422,14 +485,19 @@ impl Engine {
         &self.shared.models
     }
 
-    /// Routes, indexed by [`RouteId`]; every bare model is one.
-    pub fn routes(&self) -> &[RouteInfo] {
-        &self.shared.routes
+    /// The routes that take requests now; every bare model is one.
+    pub fn routes(&self) -> Arc<Routes> {
+        self.shared.table.load_full()
     }
 
-    /// The route of this name.
+    /// The newest route of this name. Whoever prepares a request should hold it until the request is submitted.
+    pub fn route(&self, name: &str) -> Option<Arc<ServedRoute>> {
+        self.shared.table.load().named(name).cloned()
+    }
+
+    /// The id of the newest route of this name.
     pub fn find_route(&self, name: &str) -> Option<RouteId> {
-        self.routes().iter().position(|r| r.name == name).map(|i| RouteId(i as u32))
+        self.route(name).map(|route| route.id)
     }
 
     /// Every model works and the engine takes requests.
@@ -482,7 +550,11 @@ impl Engine {
 
     /// Check a request without submitting it.
     pub fn check(&self, new: &NewRequest) -> Result<(), SubmitError> {
-        let route = &self.routes()[new.route.index()];
+        let route = self.shared.route(new.route).ok_or(SubmitError::NoRoute)?;
+        self.check_at(new, &route)
+    }
+
+    fn check_at(&self, new: &NewRequest, route: &RouteInfo) -> Result<(), SubmitError> {
         let (prompt, max_tokens) = (new.prompt.len(), new.max_tokens);
         if prompt == 0 {
             return Err(SubmitError::EmptyPrompt);
@@ -509,21 +581,21 @@ impl Engine {
     }
 
     /// A model of the route that is down.
-    fn down(&self, route: RouteId) -> Option<ModelDown> {
-        let mut models = self.routes()[route.index()].models.iter();
+    fn down(&self, route: &RouteInfo) -> Option<ModelDown> {
+        let mut models = route.models.iter();
         models.find_map(|(model, _)| self.shared.down[model.index()].get()).cloned()
     }
 
     /// Submit a request. Its events come in the stream; dropping the stream cancels it everywhere.
     pub fn submit(&self, new: NewRequest) -> Result<RequestStream, SubmitError> {
-        self.check(&new)?;
+        let route = self.shared.route(new.route).ok_or(SubmitError::NoRoute)?;
+        self.check_at(&new, &route)?;
         if self.shared.stopping.load(Ordering::Acquire) {
             return Err(SubmitError::ShuttingDown);
         }
-        if let Some(down) = self.down(new.route) {
+        if let Some(down) = self.down(&route) {
             return Err(down.into());
         }
-        let route = &self.shared.routes[new.route.index()];
         if let Some(disabled) = route.disabled() {
             return Err(disabled.clone().into());
         }
@@ -536,14 +608,13 @@ impl Engine {
         }
         {
             let mut live = self.shared.live();
-            live.insert(id, Live { route: new.route, events, pace: Pace::new(Instant::now()) });
+            live.insert(id, Live { route: route.clone(), events, pace: Pace::new(Instant::now()) });
             self.shared.coordinator.set_live(live.len());
         }
-        let route_id = new.route;
         self.shared.post(entry, Message::Submit(Arc::new(RequestSpec { id, new })));
         self.shared.look_again();
         // A model that went down since the check above may have missed this request.
-        if let Some(down) = self.down(route_id) {
+        if let Some(down) = self.down(&route) {
             self.shared.fail(id, down.into());
         }
         Ok(RequestStream { id, events: receiver, shared: Some(self.shared.clone()) })
@@ -569,6 +640,10 @@ impl Engine {
         // What they had to tell is told. A thread that hangs may have more, some day.
         if let Some(delivery) = self.delivery.take() {
             let _ = watch::join(delivery, || !self.monitors.hung().is_empty());
+        }
+        if let Some(keeper) = self.keeper.take() {
+            let _ = self.shared.upkeep.send(Upkeep::Stop);
+            let _ = keeper.join();
         }
         self.watchdog = None;
         // A hand-off may have been under way to a model that had already ended.

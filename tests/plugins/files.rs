@@ -2,9 +2,11 @@
 //! line that says what to do, and the process lives on.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tokenrouter::policy::native::{NativePlugin, inspect};
 use tokenrouter::policy::plugin::find;
+use tokenrouter::policy::store::Store;
 
 use crate::support::{built, library};
 
@@ -235,6 +237,31 @@ fn a_pinned_hash_must_match() {
     assert!(error.contains(&format!("has SHA-256 {hash}, the configuration wants {wanted}; ")), "{error}");
     let error = NativePlugin::load(&path, Some("abc")).unwrap_err().to_string();
     assert!(error.contains("sha256 is `abc` in the configuration; give 64 hexadecimal digits"), "{error}");
+}
+
+#[test]
+fn a_store_opens_a_file_once() {
+    let (scratch, mut store) = (Scratch::new(), Store::with_room(2));
+    let first = store.load(&library("libprobe.so"), None).unwrap();
+    std::fs::write(scratch.path(), probe()).unwrap();
+    let copied = store.load(&scratch.path(), Some(&first.sha256)).unwrap();
+    assert!(Arc::ptr_eq(&first.policy, &copied.policy) && copied.path == scratch.path());
+    let mut refused = |file: &[u8]| {
+        std::fs::write(scratch.path(), file).unwrap();
+        store.load(&scratch.path(), None).err().expect("it cannot be used").to_string()
+    };
+    let mut file = probe();
+    replace(&mut file, b"\0memcpy\0", b"\0memcpz\0");
+    // Opened again it would have another descriptor in the message.
+    let error = refused(&file);
+    assert!(error.contains("memcpz"), "{error}");
+    assert_eq!(refused(&file), error);
+    // It is in memory, too, and there is room for two.
+    let mut file = probe();
+    replace(&mut file, b"libc.so.6\0", b"libz.so.z\0");
+    let error = refused(&file);
+    assert!(error.contains("2 different native plugins have been loaded since the start"), "{error}");
+    store.load(&library("libprobe.so"), None).unwrap();
 }
 
 #[test]

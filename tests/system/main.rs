@@ -5,4 +5,5 @@ mod drafts;
 mod fault;
 mod http;
 mod load;
+mod reload;
 mod traces;

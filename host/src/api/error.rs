@@ -98,6 +98,9 @@ impl ApiError {
             SubmitError::Pool { .. } => bad("kv_pool_exceeded", "max_tokens"),
             SubmitError::TokenOutOfRange { .. } | SubmitError::EmptyPrompt => bad("invalid_value", prompt),
             SubmitError::NoTokens => bad("invalid_value", "max_tokens"),
+            SubmitError::NoRoute => {
+                Self::new(StatusCode::NOT_FOUND, "model_not_found", error.to_string()).param("model")
+            }
             SubmitError::ModelDown(down) => Self::model_down(down),
             SubmitError::RouteDisabled(disabled) => Self::route_disabled(disabled),
             SubmitError::ShuttingDown => Self::shutting_down(),
@@ -138,6 +141,9 @@ impl IntoResponse for ApiError {
         let for_good = [MODEL_DOWN, ROUTE_DISABLED].contains(&self.code);
         if self.status == StatusCode::SERVICE_UNAVAILABLE && !for_good {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if matches!(self.status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {
             // The rest of the body was not read, so the connection cannot be used again.

@@ -21,7 +21,7 @@ pub(crate) struct Read {
 /// The answers of the three endpoints to a body, before anything is generated.
 pub(crate) fn read(body: &[u8], text: &Arc<ModelText>) -> [Result<Read, ApiError>; 3] {
     let route = Route {
-        id: RouteId(0),
+        served: Arc::new(crate::engine::ServedRoute::unconnected(RouteId(0), "r")),
         name: "route".into(),
         text: Arc::clone(text),
         defaults: SamplingDefaults::default(),

@@ -1,5 +1,6 @@
 //! The HTTP interface: OpenAI's endpoints, a native one in SGLang's shape, health and metrics.
 
+mod admin;
 mod admission;
 mod answer;
 mod chat;
@@ -31,11 +32,26 @@ use std::sync::Arc;
 use axum::Router;
 use axum::routing::{get, post};
 
+pub use admin::{Access, Refused, Reload, Reloaded};
 pub use answer::{finish_reason, logprob};
 pub use choice::{Choice, ChoiceError, End, Ending, Entry, Piece, Reason};
 pub use params::SamplingDefaults;
-pub use serve::serve;
+pub use serve::{serve, serve_admin};
 pub use state::AppState;
+
+fn admin_endpoints() -> Router<Arc<AppState>> {
+    Router::new().route("/admin/reload", post(admin::reload)).route("/admin/routes", get(admin::routes))
+}
+
+/// The endpoints at the address of `server.admin`.
+pub fn admin_router(state: Arc<AppState>) -> Router {
+    admin_endpoints()
+        .layer(axum::Extension(admin::OwnAddress))
+        .fallback(http::no_such_path)
+        .method_not_allowed_fallback(http::method_not_allowed)
+        .layer(axum::middleware::from_fn(http::with_request_id))
+        .with_state(state)
+}
 
 /// All endpoints.
 pub fn router(state: Arc<AppState>) -> Router {
@@ -49,6 +65,7 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/ready", get(health::ready))
         .route("/metrics", get(policy_metrics::metrics))
         .route("/metrics/steps", get(metrics::steps))
+        .merge(admin_endpoints())
         .fallback(http::no_such_path)
         .method_not_allowed_fallback(http::method_not_allowed)
         .layer(axum::middleware::from_fn(http::with_request_id))

@@ -13,7 +13,8 @@ use super::state::{AppState, unknown_model};
 use crate::engine::RouteInfo;
 
 pub async fn list(State(state): State<Arc<AppState>>) -> Response {
-    let serving = state.engine.routes().iter().filter(|route| route.disabled().is_none());
+    let routes = state.engine.routes();
+    let serving = routes.iter().filter(|route| route.disabled().is_none());
     let data: Vec<Value> = serving.map(|route| describe(&state, route)).collect();
     json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
 }
@@ -26,12 +27,11 @@ pub const PATH: &str = "/v1/models";
 pub async fn one(State(state): State<Arc<AppState>>, uri: Uri) -> Result<Response, ApiError> {
     let id = uri.path().strip_prefix(PATH).and_then(|rest| rest.strip_prefix('/')).unwrap_or_default();
     let id = percent_decoded(id);
-    let route = state.engine.find_route(&id).and_then(|route| state.engine.routes().get(route.index()));
-    let route = route.ok_or_else(|| unknown_model(&id))?;
+    let route = state.engine.route(&id).ok_or_else(|| unknown_model(&id))?;
     if let Some(disabled) = route.disabled() {
         return Err(ApiError::route_disabled(disabled));
     }
-    Ok(json_response(StatusCode::OK, &describe(&state, route)))
+    Ok(json_response(StatusCode::OK, &describe(&state, &route)))
 }
 
 fn describe(state: &AppState, route: &RouteInfo) -> Value {

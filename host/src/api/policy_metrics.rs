@@ -14,7 +14,8 @@ const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 pub async fn metrics(State(state): State<Arc<AppState>>) -> Response {
     let rows = rows(&state.engine.policies());
-    let disabled = state.engine.routes().iter().filter(|route| route.policy.is_some());
+    let routes = state.engine.routes();
+    let disabled = routes.iter().filter(|route| route.policy.is_some());
     let disabled = disabled.map(|route| (route.name.as_str(), route.disabled().is_some()));
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], text(&rows, disabled)).into_response()
 }

@@ -78,7 +78,7 @@ impl Run {
             let seed = generation.prompt_seed();
             for choice in 0..generation.n {
                 let request = NewRequest {
-                    route: route.id,
+                    route: route.served.id,
                     prompt: prompt.clone(),
                     max_tokens: generation.max_tokens.unwrap_or(default),
                     sampling: generation.sampling_of(seed, choice),

@@ -67,6 +67,32 @@ pub async fn serve(listener: TcpListener, state: Arc<AppState>, shutdown: impl F
     Ok(())
 }
 
+/// Serve the admin endpoints at an address of their own until `end`.
+pub async fn serve_admin(listener: TcpListener, state: Arc<AppState>, end: impl Future<Output = ()>) {
+    let (_open, closing) = watch::channel(false);
+    let mut connections = JoinSet::new();
+    let router = super::admin_router(state);
+    let mut end = std::pin::pin!(end);
+    loop {
+        tokio::select! {
+            () = &mut end => break,
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn(connection(stream, router.clone(), closing.clone()));
+                }
+                Err(error) if concerns_one_connection(&error) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted at server.admin");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    connections.shutdown().await;
+}
+
 async fn connection(stream: TcpStream, router: axum::Router, mut closing: watch::Receiver<bool>) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY could not be set");

@@ -5,13 +5,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
 
+use super::admin::{Access, Reload};
 use super::admission::Admissions;
 use super::error::ApiError;
 use super::params::SamplingDefaults;
 use super::reader::{Fields, Warned};
 use super::tokenise::TextWork;
-use crate::engine::Engine;
-use crate::request::{RouteId, TokenId};
+use crate::engine::{Engine, ServedRoute};
+use crate::request::TokenId;
 use crate::runner::{ModelInfo, PAGE_TOKENS};
 use crate::text::ModelText;
 
@@ -28,6 +29,10 @@ pub struct AppState {
     pub max_body_bytes: usize,
     /// Most choices under way at once, over all clients.
     pub max_requests: usize,
+    /// Who may use the admin endpoints. Nobody if nothing is said.
+    pub access: Access,
+    /// What `POST /admin/reload` does.
+    pub reload: Option<Arc<Reload>>,
     pub(super) started: u64,
     pub(super) warned: Warned,
     pub(super) admissions: Admissions,
@@ -44,6 +49,8 @@ impl AppState {
             keep_alive: Duration::from_secs(15),
             max_body_bytes: 32 << 20,
             max_requests: 1024,
+            access: Access::default(),
+            reload: None,
             started: unix_time(),
             warned: Warned::default(),
             admissions: Admissions::default(),
@@ -63,7 +70,7 @@ impl AppState {
     /// The route that the `model` field names.
     pub(super) fn route(&self, fields: &mut Fields) -> Result<Route, ApiError> {
         let routes = self.engine.routes();
-        let name = match (fields.string("model")?, routes) {
+        let name = match (fields.string("model")?, &routes[..]) {
             (Some(name), _) => name,
             (None, [only]) => only.name.clone(),
             (None, _) => {
@@ -72,8 +79,7 @@ impl AppState {
                 return Err(ApiError::missing("model", message));
             }
         };
-        let id = self.engine.find_route(&name).ok_or_else(|| unknown_model(&name))?;
-        let route = routes.get(id.0 as usize).ok_or_else(|| ApiError::internal("the route is not in the table"))?;
+        let route = routes.named(&name).ok_or_else(|| unknown_model(&name))?;
         if let Some(disabled) = route.disabled() {
             return Err(ApiError::route_disabled(disabled));
         }
@@ -85,7 +91,7 @@ impl AppState {
         eos.sort_unstable();
         eos.dedup();
         Ok(Route {
-            id,
+            served: route.clone(),
             name,
             text: text.ok_or_else(|| ApiError::internal("the route's entry model has no tokenizer"))?,
             defaults: entry.and_then(|entry| self.defaults.get(entry)).cloned().unwrap_or_default(),
@@ -101,7 +107,8 @@ impl AppState {
 /// A route as a request sees it.
 #[derive(Clone, Debug)]
 pub struct Route {
-    pub id: RouteId,
+    /// Held, so that a request that is being prepared still finds it.
+    pub served: Arc<ServedRoute>,
     pub name: String,
     /// Tokenizer and chat template of the entry model.
     pub text: Arc<ModelText>,

@@ -199,12 +199,13 @@ mod tests {
     fn special_tokens_matter_where_some_are_added() {
         use std::sync::Arc;
 
+        use crate::engine::ServedRoute;
         use crate::request::RouteId;
         use crate::text::ModelText;
         use crate::text::tokenizer_fixtures::{byte_fallback, demo};
 
         let route = |text| Route {
-            id: RouteId(0),
+            served: Arc::new(ServedRoute::unconnected(RouteId(0), "r")),
             name: "r".into(),
             text: Arc::new(text),
             defaults: Default::default(),

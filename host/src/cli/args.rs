@@ -52,13 +52,14 @@ pub enum Command {
 }
 
 /// Serve the routes and models of a configuration over HTTP
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(after_help = "\
 Examples:
   tokenrouter serve config/demo.toml
   tokenrouter serve config/demo.toml --host 0.0.0.0 --port 8000
 
-The first SIGTERM or SIGINT lets running requests finish (server.drain_timeout), the second ends at once.")]
+The first SIGTERM or SIGINT lets running requests finish (server.drain_timeout), the second ends at once.
+SIGHUP reads the configuration anew: other routes are taken over while requests run.")]
 pub struct Serve {
     /// Configuration file (TOML)
     pub config: PathBuf,

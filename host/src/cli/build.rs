@@ -1,8 +1,9 @@
 //! From a configuration to an engine: find everything, check what is cheap to check, then load.
 
-use std::collections::HashMap;
+mod routes;
+
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::device::{self, Device, Devices};
 use super::load::{Placed, device_plans};
@@ -11,16 +12,15 @@ use super::plan::{self, MemoryPlan, ModelPlan};
 use super::progress::Progress;
 use super::select::Selection;
 use crate::api::SamplingDefaults;
-use crate::config::{self, Config, HubCache, RouteConfig};
-use crate::engine::{CheckedNets, Engine, ModelSetup, RouteSetup, StartError, TokenText, check_route};
-use crate::policy::nets::{self, HostNet};
-use crate::policy::plugin::{self, Plugin};
-use crate::policy::validate_settings;
+use crate::config::{self, Config, HubCache};
+use crate::engine::{CheckedNets, Engine, ModelSetup, RouteSetup};
+use crate::policy::plugin::Plugin;
+use crate::policy::store::Store;
 use crate::request::{ModelId, TokenId};
-use crate::runner::{ModelInfo, Runner, cpu};
-use crate::subserver::gate::{Schedule, first_lockup, thresholds};
+use crate::runner::net::NetDigest;
+use crate::runner::{ModelInfo, Runner};
 use crate::subserver::observe::Observer;
-use crate::text::{ModelText, excluded_tokens, readable};
+use crate::text::{ModelText, readable};
 
 /// Everything but the weights.
 pub struct Prepared {
@@ -44,8 +44,12 @@ pub struct Prepared {
     pub(super) infos: Vec<ModelInfo>,
     /// By model: tokens that it never samples.
     masked: Vec<Vec<TokenId>>,
+    /// By route of the configuration: the nets of its policies.
+    route_nets: Vec<Vec<NetDigest>>,
     /// Of all routes that were checked.
     nets: Mutex<CheckedNets>,
+    /// Where plugins come from, now and later.
+    store: Arc<Mutex<Store>>,
 }
 
 /// Find and check all that the selection names, except for the weights.
@@ -62,7 +66,9 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
         excluded: Vec::new(),
         infos: Vec::new(),
         masked: Vec::new(),
+        route_nets: Vec::new(),
         nets: Mutex::default(),
+        store: Arc::default(),
         noise_keys,
         config,
     };
@@ -131,52 +137,10 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
         prepared.directories.push(directory);
         prepared.placed.push(placed);
     }
-    let mut loaded = HashMap::new();
-    let executable = std::env::current_exe().ok();
-    let directories = config::plugin_directories(config, executable.as_deref());
-    for route in &config.routes {
-        prepared.excluded.push(shared_vocabulary(config, route, &prepared.texts, &prepared.infos)?);
-        let plugin = with_nets(config, route, plugin(config, route, &directories, &mut loaded)?)?;
-        validate_settings(plugin.policy.settings_schema(), &route.settings).map_err(|e| {
-            Failure::input(config.error(&route.settings_origin, format!("routes.{}.settings: {e}", route.name)))
-        })?;
-        prepared.plugins.push(plugin);
-    }
-    for model in config.models.iter().filter(|model| model.hold > model.max_wait) {
-        let [hold, most] = [model.hold, model.max_wait].map(|time| time.as_secs_f64() * 1e3);
-        tracing::warn!(
-            "{}: models.{}.hold_ms = {hold}: counts up to max_wait_ms ({most}) only; lower it, or raise max_wait_ms",
-            config.file.display(),
-            model.name
-        );
-    }
-    let ladders: Vec<Vec<u32>> = config.models.iter().map(|m| m.min_batch.clone()).collect();
-    if config.batching.schedule == Schedule::Delayed
-        && let Some(requests) = first_lockup(&ladders)
-    {
-        let thresholds = thresholds(&ladders, requests);
-        let lowered: Vec<String> =
-            config.models.iter().zip(thresholds).map(|(m, b)| format!("{} {b}", m.name)).collect();
-        tracing::warn!(
-            "{}: with {requests} requests under way the models' min_batch could wait for each other for ever; \
-             the server lowers them then to: {}",
-            config.file.display(),
-            lowered.join(", ")
-        );
-    }
-    for index in 0..prepared.config.routes.len() {
-        prepared.check(&prepared.route(index))?;
-        prepared.check_host_nets(index)?;
-    }
+    prepared.find_routes()?;
+    prepared.warn_of_waits();
     prepared.plan.devices = device_plans(&prepared.placed, &mut devices, prepared.config.gpu);
-    for (index, (model, placed)) in prepared.config.models.iter().zip(&prepared.placed).enumerate() {
-        if let Device::Cuda(_) = placed.device {
-            let checked = prepared.nets().check_cuda(ModelId(index as u32));
-            checked.map_err(|e| {
-                Failure::input(prepared.config.error(&model.origin, format!("models.{}: {e}", model.name)))
-            })?;
-        }
-    }
+    prepared.check_cuda_nets()?;
     prepared.plan_routers();
     prepared.plan.share_out(&open_pools);
     for (info, plan) in prepared.infos.iter_mut().zip(&prepared.plan.models) {
@@ -203,69 +167,6 @@ fn known_tokens(text: &ModelText, width: usize) -> Result<Option<String>, String
     Ok(Some(format!(
         "the added token {token:?} has id {id}, but vocab_size of config.json is {width}; prompts with it are refused"
     )))
-}
-
-/// Tokens that not all models of `route` know, if those they share mean the same. A model with wider logits
-/// than another may write ids that the other has no embedding for, although no tokenizer knows them.
-fn shared_vocabulary(
-    config: &Config,
-    route: &RouteConfig,
-    texts: &[Arc<ModelText>],
-    infos: &[ModelInfo],
-) -> Result<Vec<TokenId>, Failure> {
-    let tokenizers: Vec<_> =
-        route.models.iter().map(|(m, _)| (config.models[*m].name.as_str(), &texts[*m].tokenizer)).collect();
-    let mut excluded = excluded_tokens(&tokenizers)
-        .map_err(|e| Failure::input(config.error(&route.origin, format!("routes.{}: {e}", route.name))))?;
-    let widths = || route.models.iter().map(|(m, _)| infos[*m].vocab_size);
-    excluded.extend(widths().min().unwrap_or(0)..widths().max().unwrap_or(0));
-    excluded.sort_unstable();
-    excluded.dedup();
-    Ok(excluded)
-}
-
-/// Load the route's plugin, or take it from `loaded` if another route has it already.
-fn plugin(
-    config: &Config,
-    route: &RouteConfig,
-    directories: &[PathBuf],
-    loaded: &mut HashMap<PathBuf, Arc<Plugin>>,
-) -> Result<Arc<Plugin>, Failure> {
-    let fault = |message: String| {
-        let message = format!("routes.{}.plugin = {:?}: {message}", route.name, route.plugin);
-        Failure::input(config.error(&route.plugin_origin, message))
-    };
-    let path = if route.plugin.contains('/') || route.plugin.ends_with(".so") {
-        config.directory().join(&route.plugin)
-    } else {
-        plugin::find(&route.plugin, directories).map_err(|e| fault(e.to_string()))?
-    };
-    if let Some(plugin) = loaded.get(&path)
-        && route.sha256.as_ref().is_none_or(|pin| *pin == plugin.sha256)
-    {
-        return Ok(plugin.clone());
-    }
-    let plugin = Plugin::load(&path, route.sha256.as_deref()).map_err(|e| fault(e.to_string()))?;
-    let plugin = Arc::new(plugin);
-    loaded.insert(path, plugin.clone());
-    Ok(plugin)
-}
-
-/// The route's plugin, with the nets that the route describes for it.
-fn with_nets(config: &Config, route: &RouteConfig, plugin: Arc<Plugin>) -> Result<Arc<Plugin>, Failure> {
-    let fault = |origin, message: String| Failure::input(config.error(origin, message));
-    let (nets, origin) = match &route.nets {
-        Some((table, origin)) => {
-            let nets = nets::written(table);
-            (nets.map_err(|e| fault(origin, format!("routes.{}.nets{e}", route.name)))?, origin)
-        }
-        None if plugin.policy.host_nets().is_empty() => return Ok(plugin),
-        None => (Vec::new(), &route.origin),
-    };
-    let policy = plugin.policy.with_nets(nets);
-    let policy = policy.map_err(|e| fault(origin, format!("routes.{}.nets: {e}", route.name)))?;
-    let Plugin { version, path, sha256, .. } = &*plugin;
-    Ok(Arc::new(Plugin { policy, version: version.clone(), path: path.clone(), sha256: sha256.clone() }))
 }
 
 impl Prepared {
@@ -299,63 +200,6 @@ impl Prepared {
             budget: route.budget,
             excluded: self.excluded[index].clone(),
             directory: self.config.directory().to_owned(),
-        }
-    }
-
-    /// Refuse what the engine would refuse in `route`, before any weights are loaded.
-    pub fn check(&self, route: &RouteSetup) -> Result<(), Failure> {
-        let texts: Vec<Arc<dyn TokenText>> = self.texts.iter().map(|text| text.clone() as Arc<dyn TokenText>).collect();
-        check_route(route, &texts, &self.infos, &mut self.nets()).map_err(|error| self.start_failure(&error))
-    }
-
-    /// A policy that does not describe its nets itself gets one number of each.
-    fn check_host_nets(&self, index: usize) -> Result<(), Failure> {
-        let route = &self.config.routes[index];
-        let Some((table, origin)) = &route.nets else { return Ok(()) };
-        let fault =
-            |message: String| Failure::input(self.config.error(origin, format!("routes.{}.nets{message}", route.name)));
-        for HostNet { net, .. } in nets::written(table).map_err(fault)? {
-            if let Some(width) = self.nets().width(&net).filter(|&width| width != 1) {
-                return Err(fault(format!(".{}: scores {width} numbers a row; let its last node score 1", net.name)));
-            }
-        }
-        Ok(())
-    }
-
-    /// Add the routers of all routes that were checked to the memory plan.
-    fn plan_routers(&mut self) {
-        let nets = self.nets.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for (index, (plan, info)) in self.plan.models.iter_mut().zip(&self.infos).enumerate() {
-            let model = ModelId(index as u32);
-            plan.weight_bytes = info.weight_bytes.saturating_add(nets.weight_bytes(model));
-            if nets.looks_back(model) {
-                plan.page_bytes = info.page_bytes + cpu::hidden_page_bytes(info);
-            }
-        }
-    }
-
-    /// Files with the weights of the routers of all routes that were checked, each once.
-    pub fn router_weights(&self) -> Vec<PathBuf> {
-        self.nets().weights()
-    }
-
-    /// Nets join the list only when they are found good, so a panic elsewhere cannot spoil it.
-    fn nets(&self) -> MutexGuard<'_, CheckedNets> {
-        self.nets.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn start_failure(&self, error: &StartError) -> Failure {
-        match error {
-            StartError::Policy { route, .. } | StartError::Route { route, .. } => {
-                match self.config.routes.iter().find(|r| r.name == *route) {
-                    Some(known) => Failure::input(self.config.error(&known.settings_origin, error.to_string())),
-                    None => Failure::input(error),
-                }
-            }
-            StartError::Thread { .. }
-            | StartError::Delivery { .. }
-            | StartError::Watchdog { .. }
-            | StartError::Tuner { .. } => Failure::work(error),
         }
     }
 

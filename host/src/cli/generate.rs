@@ -36,8 +36,8 @@ pub fn run(arguments: &Generate) -> Result<(), Failure> {
 }
 
 async fn generate(arguments: &Generate, prompt: &str, prepared: &Prepared, engine: &Engine) -> Result<(), Failure> {
-    let id = engine.find_route(&arguments.route).ok_or_else(|| Failure::work("the route is not in the engine"))?;
-    let route = &engine.routes()[id.index()];
+    let route = engine.route(&arguments.route).ok_or_else(|| Failure::work("the route is not in the engine"))?;
+    let (id, route) = (route.id, &*route);
     let (entry, _) = &route.models[route.entry];
     let text = prepared.texts[entry.index()].clone();
     let prompt = tokens(arguments, prompt, &text)?;

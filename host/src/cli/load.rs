@@ -14,6 +14,7 @@ use crate::runner::model_config::ModelConfig as Architecture;
 use crate::runner::{Runner, model_config::LoadError};
 
 /// A model and where it is computed.
+#[derive(Clone)]
 pub struct Placed {
     pub architecture: Architecture,
     pub device: Device,

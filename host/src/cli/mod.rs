@@ -15,6 +15,7 @@ pub(crate) mod plugin;
 mod printer;
 mod progress;
 mod record;
+mod reload;
 mod replay;
 mod report;
 mod select;

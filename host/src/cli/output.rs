@@ -44,10 +44,14 @@ impl Failure {
         }
     }
 
+    /// One line, whatever a library put into its message.
+    pub fn line(&self) -> String {
+        self.message.split('\n').map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ")
+    }
+
     /// Exit status, and the lines for standard error if there is something to say.
     pub fn report(&self, coloured: bool) -> (ExitCode, Option<String>) {
-        // One line, whatever a library put into its message.
-        let message = self.message.split('\n').map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ");
+        let message = self.line();
         let word = if coloured { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
         (ExitCode::from(self.status), (self.status != 0).then(|| format!("{}{word} {message}\n", self.details)))
     }

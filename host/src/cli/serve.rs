@@ -14,29 +14,46 @@ use super::output::Failure;
 use super::plan::table;
 use super::progress::Progress;
 use super::record;
+use super::reload::Reloader;
 use super::report::{self, PluginInfo};
-use crate::api::{self, AppState};
-use crate::config::{self, Config};
+use crate::api::{self, Access, AppState, Reload};
+use crate::config::{self, AdminKey, Config, ConfigError};
 use crate::engine::Engine;
 use crate::record::Recording;
 
 pub fn run(arguments: &Serve) -> Result<(), Failure> {
-    let mut config = Config::load(&arguments.config, &config::environment()).map_err(Failure::input)?;
-    config.server.host = arguments.host.unwrap_or(config.server.host);
-    config.server.port = arguments.port.unwrap_or(config.server.port);
+    let config = load(arguments).map_err(Failure::input)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Failure::work)?;
-    let result = runtime.block_on(serve(config));
+    let result = runtime.block_on(serve(arguments, config));
     // Loading may still be under way after a signal.
     runtime.shutdown_background();
     result
 }
 
-async fn serve(config: Config) -> Result<(), Failure> {
+/// The configuration with what the command line puts in its place.
+pub fn load(arguments: &Serve) -> Result<Config, ConfigError> {
+    let mut config = Config::load(&arguments.config, &config::environment())?;
+    config.server.host = arguments.host.unwrap_or(config.server.host);
+    config.server.port = arguments.port.unwrap_or(config.server.port);
+    Ok(config)
+}
+
+async fn serve(arguments: &Serve, config: Config) -> Result<(), Failure> {
     let mut signals = Signals::new().map_err(Failure::work)?;
+    // One that comes during the start is heard after it.
+    let hangup = signal(SignalKind::hangup()).map_err(Failure::work)?;
     let address = SocketAddr::new(config.server.host, config.server.port);
     let drain_timeout = config.server.drain_timeout;
     // A port in use shows before minutes of loading; until the models work nobody is kept waiting.
     drop(bind(address).await?);
+    let admin_address = config.server.admin;
+    if let Some(admin) = admin_address {
+        drop(bind_admin(admin).await?);
+        if !admin.ip().is_loopback() && config.server.admin_keys.is_empty() {
+            let file = config.file.display();
+            tracing::warn!("{file}: server.admin = \"{admin}\": whoever reaches it may reload; set server.admin_key");
+        }
+    }
     let start = move || {
         record::check(&config)?;
         let prepared = build::prepare(config)?;
@@ -57,16 +74,41 @@ async fn serve(config: Config) -> Result<(), Failure> {
     }
     let engine = Arc::new(engine);
     let mut state = AppState::new(engine.clone(), prepared.texts.clone(), prepared.defaults.clone());
-    state.max_body_bytes = prepared.config.server.max_body_bytes;
-    state.max_requests = prepared.config.server.max_requests;
-    let state = Arc::new(state);
+    let server = &prepared.config.server;
+    state.max_body_bytes = server.max_body_bytes;
+    state.max_requests = server.max_requests;
+    state.access = Access::new(server.admin.is_some(), server.admin_keys.iter().map(AdminKey::expose));
     let listener = bind(address).await?;
     let address = listener.local_addr().map_err(Failure::work)?;
+    let admin = match admin_address {
+        Some(admin) => Some(bind_admin(admin).await?),
+        None => None,
+    };
+    let admin_address = admin.as_ref().map(TcpListener::local_addr).transpose().map_err(Failure::work)?;
     let mut stdout = io::stdout().lock();
     // Whoever started the server may have closed its output.
-    let _ = stdout.write_all(screen(&prepared, recording.as_ref(), address).as_bytes()).and_then(|()| stdout.flush());
+    let screen = screen(&prepared, recording.as_ref(), address, admin_address);
+    let _ = stdout.write_all(screen.as_bytes()).and_then(|()| stdout.flush());
     drop(stdout);
-    until_stopped(listener, state, &engine, signals, drain_timeout).await
+    let reloader = Reloader::new(arguments.clone(), prepared, engine.clone());
+    let reload = Arc::new(Reload::new(move || reloader.reload()));
+    state.reload = Some(reload.clone());
+    let state = Arc::new(state);
+    let (end_admin, admin_ended) = tokio::sync::oneshot::channel::<()>();
+    let admin_served = {
+        let state = state.clone();
+        async move {
+            if let Some(admin) = admin {
+                api::serve_admin(admin, state, async { drop(admin_ended.await) }).await;
+            }
+        }
+    };
+    let served = async move {
+        let ended = until_stopped(listener, state, &reload, &engine, signals, hangup, drain_timeout).await;
+        drop(end_admin);
+        ended
+    };
+    tokio::join!(served, admin_served).0
 }
 
 /// Time to deliver the last event to clients whose requests are broken off.
@@ -76,16 +118,25 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 async fn until_stopped(
     listener: TcpListener,
     state: Arc<AppState>,
+    reload: &Arc<Reload>,
     engine: &Arc<Engine>,
     mut signals: Signals,
+    mut hangup: Signal,
     drain_timeout: Duration,
 ) -> Result<(), Failure> {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let draining = state.clone();
     let mut serving = std::pin::pin!(api::serve(listener, state, async { drop(stopped.await) }));
-    tokio::select! {
-        ended = &mut serving => return ended.map_err(Failure::work),
-        () = signals.next() => {}
+    loop {
+        tokio::select! {
+            ended = &mut serving => return ended.map_err(Failure::work),
+            () = signals.next() => break,
+            _ = hangup.recv() => {
+                let reload = reload.clone();
+                // It logs what it comes to.
+                drop(tokio::spawn(async move { reload.run().await }));
+            }
+        }
     }
     draining.start_draining();
     engine.stop_accepting();
@@ -144,12 +195,24 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
     })
 }
 
+async fn bind_admin(address: SocketAddr) -> Result<TcpListener, Failure> {
+    TcpListener::bind(address).await.map_err(|e| {
+        Failure::input(format!("server.admin = \"{address}\": cannot listen there ({e}); choose another address"))
+    })
+}
+
 /// Everything that is served, at a glance.
-fn screen(prepared: &Prepared, recording: Option<&Recording>, address: SocketAddr) -> String {
+fn screen(
+    prepared: &Prepared,
+    recording: Option<&Recording>,
+    address: SocketAddr,
+    admin: Option<SocketAddr>,
+) -> String {
     let config = &prepared.config;
     let recorded = recording.map(|r| record::line(config, r)).unwrap_or_default();
+    let admin = admin.map(|admin| format!("\nAdmin endpoints at http://{admin}\n")).unwrap_or_default();
     format!(
-        "\nTokenRouter {} serves {} at http://{address}\n\n{}\n{}{recorded}\nTry:\n  {}\n",
+        "\nTokenRouter {} serves {} at http://{address}\n\n{}\n{}{recorded}{admin}\nTry:\n  {}\n",
         env!("CARGO_PKG_VERSION"),
         config.file.display(),
         prepared.plan,

@@ -7,22 +7,26 @@
 pub(crate) mod batching;
 pub(crate) mod error;
 mod gpu;
+mod key;
 mod locate;
 pub(crate) mod read;
 mod record;
+mod reload;
 pub(crate) mod tree;
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use batching::BatchingConfig;
 pub use error::{ConfigError, Origin, suggestion};
 pub use gpu::{DeviceChoice, DtypeChoice, GpuConfig};
+pub use key::AdminKey;
 pub use locate::{HubCache, model_directory, plugin_directories};
 pub use read::DEFAULT_MAX_WAIT;
 pub use record::RecordConfig;
+pub use reload::RestartNeeded;
 pub use tree::ENV_PREFIX;
 
 use crate::engine::OnError;
@@ -56,6 +60,10 @@ pub struct ServerConfig {
     pub max_requests: usize,
     /// How long running requests may go on after the signal to stop.
     pub drain_timeout: Duration,
+    /// Where the admin endpoints are served apart from all others.
+    pub admin: Option<SocketAddr>,
+    /// With one of these the admin endpoints are served at every address; without any, at `admin` alone.
+    pub admin_keys: Vec<AdminKey>,
     /// The process ends itself when a hook of a plugin has not come back for so long. `None`: never.
     pub abort_on_hung_plugin: Option<Duration>,
 }
@@ -68,6 +76,8 @@ impl Default for ServerConfig {
             max_body_bytes: 32 << 20,
             max_requests: 1024,
             drain_timeout: Duration::from_secs(30),
+            admin: None,
+            admin_keys: Vec::new(),
             abort_on_hung_plugin: None,
         }
     }

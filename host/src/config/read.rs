@@ -1,12 +1,14 @@
 //! From the tree to [`Config`]. Pure.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::batching::batching;
 use super::error::{Fault, Origin, suggestion};
 use super::gpu::{device, dtype, gpu};
+use super::key::admin_keys;
 use super::record::record;
 use super::tree::{self, Field, Key, Section};
 use super::{Config, DeviceChoice, DtypeChoice, ModelConfig, Pool, RouteConfig, ServerConfig, Weights};
@@ -83,6 +85,17 @@ fn server(mut section: Section) -> Result<ServerConfig, Fault> {
     if let Some(field) = section.take("drain_timeout") {
         server.drain_timeout = Duration::from_secs_f64(field.number(0.0..=86400.0)?);
     }
+    if let Some(field) = section.take("admin") {
+        let address: SocketAddr = field
+            .text()?
+            .parse()
+            .map_err(|_| field.fault("must be an IP address with a port, for example \"127.0.0.1:8081\""))?;
+        if address.port() != 0 && (address.ip(), address.port()) == (server.host, server.port) {
+            return Err(field.fault("is where everything else is served; choose another port"));
+        }
+        server.admin = Some(address);
+    }
+    server.admin_keys = admin_keys(&mut section)?;
     if let Some(field) = section.take("abort_on_hung_plugin_s") {
         server.abort_on_hung_plugin = Some(Duration::from_secs_f64(field.number(1.0..=86400.0)?));
     }

@@ -1,3 +1,5 @@
+mod reload;
+
 use super::*;
 use crate::online::Settings;
 use crate::subserver::gate::Schedule;
@@ -160,7 +162,7 @@ fn messages_about_the_server() {
         (
             "colour = 1",
             "unknown key `server.colour`: known are host, port, max_body_bytes, max_requests, \
-             drain_timeout, abort_on_hung_plugin_s",
+             drain_timeout, admin, admin_key, admin_keys, abort_on_hung_plugin_s",
         ),
         ("port = \"80\"", "server.port = \"80\": must be an integer, not a string"),
         ("port = 65536", "server.port = 65536: must be from 0 to 65535"),

@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
-use super::Shared;
 use super::deliver::Events;
+use super::keeper::Upkeep;
+use super::{Live, Shared};
 use crate::request::{Event, ModelDown, ModelId, RouteId, Told};
 use crate::subserver::worker::Surroundings;
 use crate::subserver::{Effect, Message};
@@ -22,9 +23,9 @@ pub(super) struct AtModel {
 
 impl AtModel {
     /// Names of a route and of its policy, for the log.
-    fn names(&self, route: RouteId) -> (&str, &str) {
-        let info = self.shared.routes.get(route.index());
-        info.map_or(("?", "?"), |info| (&info.name, info.policy.as_deref().unwrap_or("-")))
+    fn names(&self, route: RouteId) -> (String, String) {
+        let info = self.shared.registry().info(route);
+        info.map_or_else(Default::default, |info| (info.name.clone(), info.policy.clone().unwrap_or_default()))
     }
 
     /// The model's thread has ended by a panic. Nobody answers there, so all that may need it fails, after what
@@ -34,12 +35,14 @@ impl AtModel {
         let down = ModelDown { model: shared.models[model.index()].name.clone(), message: MODEL_PANICKED.into() };
         shared.model_down(model, down.clone());
         shared.coordinator.bury(model).into_iter().for_each(|model| shared.post(model, Message::Wake));
-        let uses = |route: RouteId| shared.routes[route.index()].models.iter().any(|&(m, _)| m == model);
-        let hit = shared.live().iter().filter(|(_, l)| uses(l.route)).map(|(&id, l)| (id, l.route)).collect::<Vec<_>>();
+        let uses = |live: &Live| live.route.models.iter().any(|&(m, _)| m == model);
+        let hit: Vec<_> =
+            shared.live().iter().filter(|(_, l)| uses(l)).map(|(&id, live)| (id, live.route.clone())).collect();
         let failed = hit.iter().map(|&(id, _)| (id, Told::now(Event::Failed(down.clone().into())))).collect();
         // They are taken until every model's thread has ended.
         let _ = self.events.send(failed);
-        hit.into_iter().for_each(|(id, route)| shared.bury(id, route));
+        hit.into_iter().for_each(|(id, route)| shared.bury(id, &route));
+        let _ = shared.upkeep.send(Upkeep::ModelGone(model));
     }
 }
 
@@ -80,6 +83,9 @@ impl Surroundings for AtModel {
                     let (route, plugin) = self.names(RouteId(route));
                     let model = &self.shared.models[self.model.index()].name;
                     tracing::warn!(plugin, route, model, hook = note.hook.name(), step, "{}", note.message);
+                }
+                Effect::Detached(detached) => {
+                    let _ = self.shared.upkeep.send(Upkeep::Detached(self.model, detached));
                 }
             }
         }

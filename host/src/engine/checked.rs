@@ -7,6 +7,7 @@ use tokenrouter_plugin_api::net::Net;
 use super::RouteSetup;
 use crate::policy::nets;
 use crate::request::ModelId;
+use crate::runner::net::NetDigest;
 use crate::runner::{ModelInfo, cuda};
 
 /// Nets that [`super::check_route`] has found good, all for the same models. Their weights are not read again
@@ -24,31 +25,35 @@ struct Checked {
     width: usize,
     /// What keeps a CUDA device from computing it.
     on_cuda: Result<(), String>,
+    digest: NetDigest,
 }
 
 impl CheckedNets {
-    /// Check `net`, which the policy of `route` describes for `model`.
+    /// Check `net`, which the policy of `route` describes for `model`. Tells what it stands for.
     pub(super) fn check(
         &mut self,
         route: &RouteSetup,
         net: &Net,
         model: ModelId,
         info: &ModelInfo,
-    ) -> Result<(), String> {
-        let same = |c: &Checked| c.model == model && c.directory == route.directory && c.net == *net;
-        if !self.0.iter().any(same) {
-            let ready = nets::load(route.policy.name(), net, &route.directory, info)?;
-            self.0.push(Checked {
-                model,
-                directory: route.directory.clone(),
-                net: net.clone(),
-                bytes: ready.bytes(),
-                looks_back: ready.back() > 0,
-                width: ready.width(),
-                on_cuda: cuda::check_net(&ready),
-            });
+    ) -> Result<NetDigest, String> {
+        let same = |c: &&Checked| c.model == model && c.directory == route.directory && c.net == *net;
+        if let Some(known) = self.0.iter().find(same) {
+            return Ok(known.digest);
         }
-        Ok(())
+        let ready = nets::load(route.policy.name(), net, &route.directory, info)?;
+        let digest = ready.digest();
+        self.0.push(Checked {
+            model,
+            directory: route.directory.clone(),
+            net: net.clone(),
+            bytes: ready.bytes(),
+            looks_back: ready.back() > 0,
+            width: ready.width(),
+            on_cuda: cuda::check_net(&ready),
+            digest,
+        });
+        Ok(digest)
     }
 
     /// Bytes of the weights of the nets at `model`.
@@ -163,12 +168,12 @@ mod tests {
         }
         let mut checked = CheckedNets::default();
         let [w, v] = ["w.safetensors", "v.safetensors"].map(|name| route(dir.path(), name));
-        check(&w, &mut checked).unwrap();
+        let digests = check(&w, &mut checked).unwrap();
         check(&v, &mut checked).unwrap();
         assert_eq!(checked.weights(), ["v.safetensors", "w.safetensors"].map(|name| dir.path().join(name)));
         std::fs::remove_file(dir.path().join("w.safetensors")).unwrap();
-        let again = RouteSetup { name: "r[threshold=1]".into(), ..w };
-        assert_eq!(check(&again, &mut checked), Ok(()));
+        let again = RouteSetup { name: "r[threshold=1]".into(), ..route(dir.path(), "w.safetensors") };
+        assert_eq!(check(&again, &mut checked), Ok(digests));
         let error = check(&again, &mut CheckedNets::default()).unwrap_err().to_string();
         assert!(error.contains("w.safetensors`: does not exist"), "{error}");
         // What was refused is not remembered as good, and other places are other files.

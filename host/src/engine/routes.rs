@@ -7,12 +7,12 @@ use std::sync::Arc;
 use tokenrouter_plugin_api::net::{self, WeightsInfo};
 use tokenrouter_plugin_api::{Context, LogLevel, ModelDescription, Services};
 
-use super::{CheckedNets, ModelSetup, RouteInfo, RouteSetup, StartError, TokenText};
+use super::{CheckedNets, RouteInfo, RouteSetup, StartError, TokenText};
 use crate::policy::monitor::{Monitors, Names};
 use crate::policy::{PolicyInstance, nets, said};
 use crate::request::{ModelId, TokenId};
-use crate::runner::net::NetId;
-use crate::runner::{ModelInfo, Runner};
+use crate::runner::ModelInfo;
+use crate::runner::net::{MakeReady, Net, NetDigest, NetId};
 use crate::subserver::Attachment;
 
 /// Policies' services, for one model.
@@ -71,12 +71,14 @@ pub(super) fn describe(route: &RouteSetup, infos: &[ModelInfo]) -> Result<RouteI
     if route.entry >= models.len() {
         return Err(error("its entry is not one of its models".into()));
     }
-    let policy = Some(route.policy.name().to_owned());
+    let file = route.policy.file();
     Ok(RouteInfo {
         name: route.name.clone(),
         models: route.models.clone(),
         entry: route.entry,
-        policy,
+        policy: Some(route.policy.name().to_owned()),
+        version: file.map(|file| file.version.to_owned()),
+        sha256: file.map(|file| file.sha256.to_owned()),
         context,
         vocab_size,
         disabled: Arc::default(),
@@ -162,40 +164,51 @@ fn shared_vocabulary(route: &RouteSetup, infos: &[ModelInfo]) -> u32 {
 /// Make every policy instance of `route` once, and its nets, without a runner: whatever [`Engine::start`]
 /// would refuse in a route is refused here, before any model is loaded. `texts` and `infos` are by model;
 /// of the latter, pools and sizes in bytes do not matter. Nets in `checked` are good already; others join them.
+/// Tells what the nets stand for, model by model.
 pub fn check_route(
     route: &RouteSetup,
     texts: &[Arc<dyn TokenText>],
     infos: &[ModelInfo],
     checked: &mut CheckedNets,
-) -> Result<(), StartError> {
+) -> Result<Vec<NetDigest>, StartError> {
     describe(route, infos)?;
+    let mut nets = Vec::new();
     for (index, (text, info)) in texts.iter().zip(infos).enumerate() {
         let model = ModelId(index as u32);
         let Some(made) = make(route, model, &**text, infos)? else { continue };
         for net in &made.policy.requirements().nets {
-            checked.check(route, net, model, info).map_err(|message| StartError::Policy {
+            let checked = checked.check(route, net, model, info).map_err(|message| StartError::Policy {
                 route: route.name.clone(),
                 model: info.name.clone(),
                 message,
             })?;
+            nets.push(checked);
         }
     }
-    Ok(())
+    Ok(nets)
 }
 
-/// Attach `route` at `model`; `None` where the route does not use it.
+/// What is fixed about a model for the routes that come to it.
+pub(super) struct ModelPlace {
+    pub text: Arc<dyn TokenText>,
+    /// Tokens that it never samples.
+    pub masked: Vec<TokenId>,
+    /// `None`: its runner takes nets at the start alone, and cannot give them up.
+    pub net_maker: Option<MakeReady>,
+}
+
+/// Attach `route` at `model`; `None` where the route does not use it. `load` gets each net to the runner, or sees
+/// that it will be there.
 pub(super) fn attach(
     route: &RouteSetup,
     model: ModelId,
-    setups: &mut [ModelSetup],
+    place: &ModelPlace,
     infos: &[ModelInfo],
-    loaded: &mut LoadedNets,
+    load: &mut dyn FnMut(&net::Net) -> Result<NetId, String>,
     monitors: &Monitors,
 ) -> Result<Option<Attachment>, StartError> {
-    let setup = &mut setups[model.index()];
-    let Some(Made { own, policy }) = make(route, model, &*setup.text, infos)? else { return Ok(None) };
+    let Some(Made { own, policy }) = make(route, model, &*place.text, infos)? else { return Ok(None) };
     let info = &infos[model.index()];
-    let load = |net| loaded.load(route, net, model, &mut *setup.runner);
     let nets = policy
         .requirements()
         .nets
@@ -205,7 +218,7 @@ pub(super) fn attach(
         .map_err(|message| StartError::Policy { route: route.name.clone(), model: info.name.clone(), message })?;
     // What some model of the route does not know must not be sampled by any.
     let mut excluded = route.excluded.clone();
-    excluded.extend(&setup.masked);
+    excluded.extend(&place.masked);
     excluded.extend(shared_vocabulary(route, infos)..info.vocab_size);
     excluded.retain(|&id| id < info.vocab_size);
     let models = route.models.iter().map(|&(m, _)| m).collect();
@@ -214,27 +227,29 @@ pub(super) fn attach(
     Ok(Some(attachment.with_nets(nets).watched(monitors.add(names, route.budget))))
 }
 
-/// The nets that runners hold. Routes that describe the same net for a model share it.
+/// The nets that were read for one start or one change of routes. Routes that describe the same net for a model
+/// share it, and its weights are read once.
 #[derive(Default)]
-pub(super) struct LoadedNets(Vec<(ModelId, PathBuf, net::Net, NetId)>);
+pub(super) struct Loader(Vec<(ModelId, PathBuf, net::Net, NetDigest)>);
 
-impl LoadedNets {
-    fn load(
+impl Loader {
+    /// What `net` stands for, with the net where it was not read before.
+    pub fn read(
         &mut self,
         route: &RouteSetup,
         net: &net::Net,
         model: ModelId,
-        runner: &mut dyn Runner,
-    ) -> Result<NetId, String> {
+        info: &ModelInfo,
+    ) -> Result<(NetDigest, Option<Net>), String> {
         let same = |(m, directory, known, _): &&(_, PathBuf, _, _)| {
             *m == model && *directory == route.directory && known == net
         };
-        if let Some(&(.., id)) = self.0.iter().find(same) {
-            return Ok(id);
+        if let Some(&(.., digest)) = self.0.iter().find(same) {
+            return Ok((digest, None));
         }
-        let ready = nets::load(route.policy.name(), net, &route.directory, runner.info())?;
-        let id = runner.load_net(ready).map_err(|e| e.to_string())?;
-        self.0.push((model, route.directory.clone(), net.clone(), id));
-        Ok(id)
+        let loaded = nets::load(route.policy.name(), net, &route.directory, info)?;
+        let digest = loaded.digest();
+        self.0.push((model, route.directory.clone(), net.clone(), digest));
+        Ok((digest, Some(loaded)))
     }
 }

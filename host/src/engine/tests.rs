@@ -1,5 +1,6 @@
 //! Engines on simulated models that break.
 
+mod reload;
 mod schedules;
 
 use std::sync::Arc;

@@ -48,7 +48,8 @@ impl Engine {
     pub fn follow(&mut self, settings: online::Settings) -> Result<(), StartError> {
         let fault = |e: &dyn std::fmt::Display| StartError::Tuner { message: e.to_string() };
         let names = self.models().iter().map(|model| model.name.clone()).collect();
-        let first = self.routes().first().and_then(|route| route.models.get(route.entry));
+        let routes = self.routes();
+        let first = routes.first().and_then(|route| route.models.get(route.entry));
         let entry = first.map_or(0, |(model, _)| model.index());
         let tuner = Tuner::new(names, entry, Ladders::clone(&self.ladders()), settings).map_err(|e| fault(&e))?;
         if settings.has_limits() {

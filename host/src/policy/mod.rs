@@ -7,6 +7,7 @@ pub mod native;
 pub mod nets;
 pub mod plugin;
 mod settings;
+pub mod store;
 pub mod wasm;
 
 pub use file::sha256;
@@ -56,12 +57,24 @@ pub struct Survived {
     pub message: String,
 }
 
+/// What is known of the file that a policy came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PluginFile<'a> {
+    pub version: &'a str,
+    /// In hexadecimal.
+    pub sha256: &'a str,
+}
+
 /// Makes policy instances: a loaded plugin, or a policy linked into the program.
 pub trait PolicyFactory: Send + Sync {
     /// Name of the method.
     fn name(&self) -> &str;
     /// JSON Schema of the settings.
     fn settings_schema(&self) -> &str;
+    /// Where it came from; `None` for a policy linked into the program.
+    fn file(&self) -> Option<PluginFile<'_>> {
+        None
+    }
     /// Names of the nets that the route's configuration describes, for a policy that cannot.
     fn host_nets(&self) -> &[String] {
         &[]

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use tokenrouter_plugin_api::Context;
 use tokenrouter_plugin_api::host::{self, AbiVersion, Library, Metadata};
 
-use super::{PolicyFactory, PolicyFailure, PolicyInstance};
+use super::{PluginFile, PolicyFactory, PolicyFailure, PolicyInstance};
 use gate::GateError;
 
 /// Why a plugin was not loaded: one line with the path, what is wrong and what to do.
@@ -56,7 +56,13 @@ pub struct NativePlugin {
 impl NativePlugin {
     /// Load the plugin at `path`; with `sha256`, only if its content has that hash.
     pub fn load(path: &Path, sha256: Option<&str>) -> Result<Self, LoadError> {
-        let plugin = Self::try_load(path, sha256).map_err(|reason| LoadError { path: path.into(), reason })?;
+        let checked = gate::check(path, sha256).map_err(|e| LoadError { path: path.into(), reason: e.into() })?;
+        Self::open(path, checked)
+    }
+
+    /// Load a plugin that passed the gate.
+    pub(super) fn open(path: &Path, checked: gate::Checked) -> Result<Self, LoadError> {
+        let plugin = Self::try_open(path, checked).map_err(|reason| LoadError { path: path.into(), reason })?;
         let Self { metadata, sha256, library, .. } = &plugin;
         let path = path.display();
         tracing::info!(name = metadata.name, version = metadata.version, abi = %metadata.abi, %path, sha256, "plugin loaded");
@@ -66,8 +72,7 @@ impl NativePlugin {
         Ok(plugin)
     }
 
-    fn try_load(path: &Path, sha256: Option<&str>) -> Result<Self, Reason> {
-        let checked = gate::check(path, sha256)?;
+    fn try_open(path: &Path, checked: gate::Checked) -> Result<Self, Reason> {
         let gate::Checked { bytes, metadata, sha256 } = checked;
         host::check_version(&metadata)?;
         let copy = private_copy(&metadata.name, &bytes).map_err(Reason::Copy)?;
@@ -103,6 +108,9 @@ impl PolicyFactory for NativePlugin {
     }
     fn settings_schema(&self) -> &str {
         self.library.settings_schema()
+    }
+    fn file(&self) -> Option<PluginFile<'_>> {
+        Some(PluginFile { version: self.version(), sha256: self.sha256() })
     }
     fn create(&self, context: &Context<'_>, settings: &str) -> Result<Box<dyn PolicyInstance>, PolicyFailure> {
         Ok(Box::new(instance::NativeInstance::create(&self.metadata.name, &self.library, context, settings)?))

@@ -56,6 +56,14 @@ pub enum LoadError {
     Native(#[from] native::LoadError),
     #[error(transparent)]
     Wasm(#[from] wasm::LoadError),
+    /// It was opened before and could not be used.
+    #[error("plugin `{}`: {why}", path.display())]
+    Before { path: PathBuf, why: String },
+    #[error(
+        "plugin `{}`: {most} different native plugins have been loaded since the start, and they stay in memory; restart the server to load another",
+        path.display()
+    )]
+    TooMany { path: PathBuf, most: usize },
 }
 
 /// A loaded plugin, and where it came from.

@@ -18,7 +18,7 @@ pub type RequestId = u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModelId(pub u32);
 
-/// A route, as an index into the engine's list.
+/// A route. Ids count up in the life of an engine and are never given twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RouteId(pub u32);
 
@@ -30,7 +30,7 @@ impl ModelId {
 }
 
 impl RouteId {
-    /// For indexing tables with one entry a route.
+    /// For tables with an entry for each route there ever was, or for each of the start.
     pub fn index(self) -> usize {
         self.0 as usize
     }

@@ -1,9 +1,10 @@
 //! What no runner computes.
 
+use super::net::NetId;
 use super::{ModelInfo, PAGE_TOKENS, RowBatch, RunnerError};
 
-/// Refuse what would index out of bounds. `nets`: how many the runner has.
-pub(super) fn check(info: &ModelInfo, nets: usize, batch: &RowBatch<'_>) -> Result<(), RunnerError> {
+/// Refuse what would index out of bounds. `has`: whether the runner has a net.
+pub(super) fn check(info: &ModelInfo, has: impl Fn(NetId) -> bool, batch: &RowBatch<'_>) -> Result<(), RunnerError> {
     let wrong = |index: usize, what: String| {
         Err(RunnerError::new(format!("model `{}`: sequence {index} of the batch: {what}", info.name)))
     };
@@ -31,8 +32,8 @@ pub(super) fn check(info: &ModelInfo, nets: usize, batch: &RowBatch<'_>) -> Resu
         if let Some(token) = s.context[start..end].iter().find(|&&token| token >= info.vocab_size) {
             return wrong(i, format!("token {token} of a vocabulary of {}", info.vocab_size));
         }
-        if let Some(net) = s.nets.iter().find(|net| net.0 as usize >= nets) {
-            return wrong(i, format!("net {} of {}", net.0, nets));
+        if let Some(net) = s.nets.iter().find(|&&net| !has(net)) {
+            return wrong(i, format!("net {}, which the runner does not have", net.0));
         }
     }
     if let Some(token) = batch.signals.token_logits.iter().find(|&&token| token >= info.vocab_size) {

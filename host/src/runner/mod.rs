@@ -16,7 +16,7 @@ use check::check;
 pub use signals::{Columns, Gathered, NetScores, SignalRequest};
 
 use crate::request::{SamplingParams, TokenId};
-use net::{Net, NetId};
+use net::{MakeReady, Net, NetId, ReadyNet};
 
 /// Tokens a page of K/V holds.
 pub const PAGE_TOKENS: usize = 16;
@@ -145,6 +145,18 @@ pub trait Runner: Send {
     /// Take a net, to be evaluated in the forwards that name it. Before the first forward.
     fn load_net(&mut self, net: Net) -> Result<NetId, RunnerError> {
         Err(RunnerError::new(format!("{}: the runner of model `{}` evaluates no nets", net.name, self.info().name)))
+    }
+    /// Makes nets ready for [`Self::place_net`]. `None`: this runner takes nets before its first forward alone.
+    fn net_maker(&self) -> Option<MakeReady> {
+        None
+    }
+    /// Take a net between two forwards, under an id that no net has.
+    fn place_net(&mut self, _id: NetId, _net: ReadyNet) -> Result<(), RunnerError> {
+        Err(RunnerError::new("the runner takes router networks at its start alone"))
+    }
+    /// Give up a net that nothing names any more, between two forwards.
+    fn remove_net(&mut self, _id: NetId) -> Option<ReadyNet> {
+        None
     }
     /// Forget all nets: the runner goes to another engine.
     fn forget_nets(&mut self) {}

@@ -1,5 +1,8 @@
 //! A router network with its weights, checked and ready for a runner.
 
+use std::any::Any;
+
+use sha2::{Digest, Sha256};
 use tokenrouter_plugin_api::net::NodeIndex;
 
 /// Index of a net that a runner has loaded.
@@ -14,7 +17,52 @@ pub struct Net {
     pub nodes: Vec<Node>,
 }
 
+/// Stands for what a [`Net`] computes, whatever it is called and wherever its weights were read.
+pub type NetDigest = [u8; 32];
+
+/// A net made ready for one kind of runner, away from the runner's thread.
+pub struct ReadyNet(Box<dyn Any + Send>);
+
+impl ReadyNet {
+    pub fn new<N: Any + Send>(net: N) -> Self {
+        Self(Box::new(net))
+    }
+
+    /// What it was made of, if that is an `N`.
+    pub fn take<N: Any + Send>(self) -> Option<N> {
+        self.0.downcast().ok().map(|net| *net)
+    }
+}
+
+/// Makes nets ready for one kind of runner.
+pub type MakeReady = fn(Net) -> ReadyNet;
+
 impl Net {
+    /// The same for nets of the same nodes with the same numbers.
+    pub fn digest(&self) -> NetDigest {
+        let mut hash = Sha256::new();
+        for node in &self.nodes {
+            let (tensors, kind): (&[&[f32]], _) = match &node.op {
+                Op::Embedding { table } => (&[table], "embedding".into()),
+                Op::Constant { value } => (&[value], "constant".into()),
+                Op::Linear { weight, bias } => (&[weight, bias], "linear".into()),
+                Op::LayerNorm { weight, bias, eps } => (&[weight, bias], format!("layer_norm {}", eps.to_bits())),
+                Op::RmsNorm { weight, eps } => (&[weight], format!("rms_norm {}", eps.to_bits())),
+                plain => (&[], format!("{plain:?}")),
+            };
+            hash.update(format!("{kind} {:?} {}\n", node.inputs, node.width));
+            for numbers in tensors {
+                hash.update((numbers.len() as u64).to_le_bytes());
+                let mut bytes = [0; 4096];
+                for part in numbers.chunks(bytes.len() / 4) {
+                    bytes.chunks_exact_mut(4).zip(part).for_each(|(to, x)| to.copy_from_slice(&x.to_le_bytes()));
+                    hash.update(&bytes[..part.len() * 4]);
+                }
+            }
+        }
+        hash.finalize().into()
+    }
+
     /// Numbers of the score: the width of the last node.
     pub fn width(&self) -> usize {
         self.nodes.last().map_or(0, |node| node.width)

@@ -7,6 +7,7 @@ pub(crate) mod chance;
 mod hosts;
 mod ledgers;
 pub mod plan;
+mod routes;
 pub mod run;
 pub mod summary;
 
@@ -17,15 +18,16 @@ use std::time::Duration;
 use agenda::Agenda;
 use hosts::{End, Hosts};
 pub use ledgers::{Client, Ending, Ledgers};
+use routes::Route;
 use tokenrouter_plugin_api::random::uniform;
 
 use crate::online::{Reading, Times};
-use crate::request::{Event, ModelId, RequestId, RequestSpec};
+use crate::request::{Event, ModelId, RequestId, RequestSpec, RouteId};
 use crate::runner::simulated::Latency;
 use crate::subserver::coordinator::{Coordinator, LadderError, Ladders, Waiting};
 use crate::subserver::gate::{Gate, Schedule};
 use crate::subserver::pacer::Pacer;
-use crate::subserver::{Effect, Message, PeerReq, Status, Stepped, SubServer};
+use crate::subserver::{Attachment, Effect, Message, PeerReq, Status, Stepped, SubServer};
 
 /// How messages between sub-servers fare.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,17 +75,18 @@ pub trait Audience {
     fn hear(&mut self, now: Duration, id: RequestId, event: Event);
 }
 
-#[derive(Clone, Debug)]
 enum Happening {
     Deliver(ModelId, Letter),
     Submit(Arc<RequestSpec>),
     Cancel(RequestId),
     Forget(ModelId, RequestId),
+    Attach(RouteId, Vec<(ModelId, Attachment)>),
+    Retire(RouteId),
     StepDone(End),
     Look(ModelId),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Letter {
     message: Message,
     /// The coordinator was told that it is on its way.
@@ -107,8 +110,8 @@ struct Place {
 pub struct World<A> {
     places: Vec<Place>,
     hosts: Hosts,
-    /// Entry and all models of each route.
-    routes: Vec<(ModelId, Vec<ModelId>)>,
+    /// By id; they are never forgotten.
+    routes: Vec<Route>,
     network: Network,
     coordinator: Arc<Coordinator>,
     seed: u64,
@@ -150,7 +153,7 @@ impl<A: Audience> World<A> {
         Self {
             places: models.into_iter().enumerate().map(place).collect(),
             hosts,
-            routes,
+            routes: routes.into_iter().map(Route::new).collect(),
             network,
             coordinator,
             seed,
@@ -234,7 +237,7 @@ impl<A: Audience> World<A> {
         match happening {
             Happening::Deliver(to, letter) => self.deliver(to, letter),
             Happening::Submit(spec) => {
-                let (id, entry) = (spec.id, self.routes[spec.new.route.index()].0);
+                let (id, entry) = (spec.id, self.routes[spec.new.route.index()].entry);
                 self.live.insert(id, spec.clone());
                 self.audience.submitted(self.now, id);
                 self.live_changed();
@@ -246,11 +249,14 @@ impl<A: Audience> World<A> {
                 let Some(spec) = self.live.remove(&id) else { return };
                 self.audience.cancelled(self.now, id);
                 self.live_changed();
-                for model in self.routes[spec.new.route.index()].1.clone() {
+                for model in self.routes[spec.new.route.index()].models.clone() {
                     self.deliver(model, Letter { message: Message::Cancel(id), announced: false });
                 }
+                self.let_go(spec.new.route);
             }
             Happening::Forget(model, id) => self.forget(model, id),
+            Happening::Attach(route, attachments) => self.begin_route(route, attachments),
+            Happening::Retire(route) => self.end_route(route),
             Happening::StepDone(end) => {
                 let current = self.hosts.finish(end, &mut self.ends);
                 self.enter_ends();
@@ -378,7 +384,7 @@ impl<A: Audience> World<A> {
                 }
                 Effect::Event(id, event) => self.hear(id, event),
                 Effect::ModelDown(_) => self.down.push(ModelId(model as u32)),
-                Effect::PolicyFailed { .. } | Effect::PolicyNote { .. } => {}
+                Effect::PolicyFailed { .. } | Effect::PolicyNote { .. } | Effect::Detached(_) => {}
             }
         }
         self.effects = effects;
@@ -405,9 +411,13 @@ impl<A: Audience> World<A> {
         while self.network.lose > 0.0 && self.draw() < self.network.lose {
             at += self.network.resend;
         }
-        if self.network.duplicate > 0.0 && self.draw() < self.network.duplicate {
+        if self.network.duplicate > 0.0
+            && self.draw() < self.network.duplicate
+            && let Message::Peer(message) = &letter.message
+        {
+            let copy = Letter { message: Message::Peer(message.clone()), announced: false };
             let later = at + (most + self.network.resend).mul_f64(self.draw() * 3.0);
-            self.agenda.enter(later, Happening::Deliver(to, Letter { announced: false, ..letter.clone() }));
+            self.agenda.enter(later, Happening::Deliver(to, copy));
         }
         self.agenda.enter(at, Happening::Deliver(to, letter));
     }
@@ -415,8 +425,9 @@ impl<A: Audience> World<A> {
     fn hear(&mut self, id: RequestId, event: Event) {
         let last = !matches!(event, Event::PromptCached { .. } | Event::Committed { .. });
         self.audience.hear(self.now, id, event);
-        if last && self.live.remove(&id).is_some() {
+        if last && let Some(spec) = self.live.remove(&id) {
             self.live_changed();
+            self.let_go(spec.new.route);
         }
     }
 }

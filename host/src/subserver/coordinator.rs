@@ -38,10 +38,11 @@ pub enum LadderError {
 /// One model, as the others see it.
 #[derive(Debug)]
 pub(super) struct Place {
-    pub max_wait: Duration,
-    pub hold: Duration,
-    /// Models of a route with it, which may hand requests to it.
-    pub peers: Vec<usize>,
+    /// In nanoseconds.
+    max_wait: AtomicU64,
+    hold: AtomicU64,
+    /// By model: whether it is of a route with this one, so that it may hand requests to it.
+    meets: Vec<AtomicBool>,
     pub busy: BusyClock,
     /// Of [`Underway`], in nanoseconds; 0 where nothing is under way or its end is unknown.
     ends: AtomicU64,
@@ -52,6 +53,19 @@ pub(super) struct Place {
 }
 
 impl Place {
+    pub fn max_wait(&self) -> Duration {
+        Duration::from_nanos(self.max_wait.load(Ordering::Relaxed))
+    }
+
+    pub fn hold(&self) -> Duration {
+        Duration::from_nanos(self.hold.load(Ordering::Relaxed))
+    }
+
+    /// Models of a route with it.
+    pub fn peers(&self) -> impl Iterator<Item = usize> {
+        (0..).zip(&self.meets).filter(|(_, meets)| meets.load(Ordering::Relaxed)).map(|(peer, _)| peer)
+    }
+
     /// A step began that should end as `underway` says.
     pub fn expect(&self, underway: Option<Underway>) {
         let nanos = |moment: fn(&Underway) -> Duration| underway.as_ref().map_or(0, |u| moment(u).as_nanos() as u64);
@@ -87,26 +101,20 @@ impl Coordinator {
     /// `models` with an entry each, `routes` with the models of each.
     pub fn new<'a>(schedule: Schedule, models: Vec<Waiting>, routes: impl Iterator<Item = &'a [ModelId]>) -> Self {
         let count = models.len();
-        let mut meets = vec![vec![false; count]; count];
-        for route in routes {
-            for (a, b) in route.iter().flat_map(|a| route.iter().map(move |b| (a, b))).filter(|(a, b)| a != b) {
-                meets[a.index()][b.index()] = true;
-            }
-        }
-        let place = |(waiting, meets): (&Waiting, Vec<bool>)| Place {
-            max_wait: waiting.max_wait,
-            hold: waiting.hold,
-            peers: (0..count).filter(|&peer| meets[peer]).collect(),
+        let place = |waiting: &Waiting| Place {
+            max_wait: AtomicU64::new(nanos(waiting.max_wait)),
+            hold: AtomicU64::new(nanos(waiting.hold)),
+            meets: (0..count).map(|_| AtomicBool::new(false)).collect(),
             busy: BusyClock::default(),
             ends: AtomicU64::new(0),
             overdue: AtomicU64::new(0),
             holding: AtomicBool::new(false),
             observations: Observations::new(count),
         };
-        let places = models.iter().zip(meets).map(place).collect();
+        let places = models.iter().map(place).collect();
         let ladders: Ladders = models.into_iter().map(|waiting| waiting.min_batch).collect();
         let turns = matches!(schedule, Schedule::ModelSync | Schedule::StepSync);
-        Self {
+        let coordinator = Self {
             schedule,
             delays: AtomicBool::new(delays(schedule, &ladders)),
             ladders: Mutex::new(Arc::new(ladders)),
@@ -115,7 +123,30 @@ impl Coordinator {
             most_live: AtomicUsize::new(0),
             turns: turns.then(|| Turns::new(count, schedule == Schedule::StepSync)),
             places,
+        };
+        coordinator.set_routes(routes);
+        coordinator
+    }
+
+    /// The models of each route, in place of those before.
+    pub fn set_routes<'a>(&self, routes: impl Iterator<Item = &'a [ModelId]>) {
+        let count = self.places.len();
+        let mut meets = vec![vec![false; count]; count];
+        for route in routes {
+            for (a, b) in route.iter().flat_map(|a| route.iter().map(move |b| (a, b))).filter(|(a, b)| a != b) {
+                meets[a.index()][b.index()] = true;
+            }
         }
+        for (place, meets) in self.places.iter().zip(meets) {
+            place.meets.iter().zip(meets).for_each(|(to, meets)| to.store(meets, Ordering::Relaxed));
+        }
+    }
+
+    /// How long `model` waits from now on. Have it look at its gate.
+    pub fn set_waits(&self, model: ModelId, max_wait: Duration, hold: Duration) {
+        let place = &self.places[model.index()];
+        place.max_wait.store(nanos(max_wait), Ordering::Relaxed);
+        place.hold.store(nanos(hold), Ordering::Relaxed);
     }
 
     pub fn schedule(&self) -> Schedule {
@@ -199,6 +230,10 @@ impl Coordinator {
     }
 }
 
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 fn delays(schedule: Schedule, ladders: &Ladders) -> bool {
     schedule == Schedule::Delayed && ladders.iter().flatten().any(|&b| b > 1)
 }
@@ -208,7 +243,7 @@ pub(super) fn brings_request(message: &Message) -> bool {
     match message {
         Message::Submit(_) => true,
         Message::Peer(peer) => matches!(peer.status, Status::New | Status::Need),
-        Message::Cancel(_) | Message::Wake | Message::Shutdown => false,
+        Message::Cancel(_) | Message::Attach(_) | Message::Detach(..) | Message::Wake | Message::Shutdown => false,
     }
 }
 
@@ -236,7 +271,9 @@ mod tests {
         let routes = [vec![ModelId(0), ModelId(2)], vec![ModelId(2), ModelId(3), ModelId(0)], vec![ModelId(1)]];
         let models = (0..4).map(|_| waiting()).collect();
         let coordinator = Coordinator::new(Schedule::Eager, models, routes.iter().map(|route| &route[..]));
-        let peers: Vec<_> = coordinator.places.iter().map(|place| place.peers.clone()).collect();
-        assert_eq!(peers, [vec![2, 3], vec![], vec![0, 3], vec![0, 2]]);
+        let peers = || coordinator.places.iter().map(|place| place.peers().collect()).collect::<Vec<Vec<_>>>();
+        assert_eq!(peers(), [vec![2, 3], vec![], vec![0, 3], vec![0, 2]]);
+        coordinator.set_routes([&[ModelId(1), ModelId(0)][..]].into_iter());
+        assert_eq!(peers(), [vec![1], vec![0], vec![], vec![]]);
     }
 }

@@ -11,14 +11,14 @@ use crate::request::{RequestError, RequestId, RouteId};
 impl SubServer {
     /// Pass on what a route's policy has to tell here.
     pub(super) fn tell_notes(&mut self, route: RouteId) {
-        if let Some(attachment) = self.routes.get_mut(route.index()).and_then(Option::as_mut) {
+        if let Some(attachment) = self.routes.get_mut(route) {
             let step = self.counters.steps;
             self.effects.extend(attachment.notes().map(|note| Effect::PolicyNote { route: route.0, step, note }));
         }
     }
 
     pub(super) fn report(&mut self, route: RouteId, Failed { hook, message, first }: Failed) {
-        let attachment = self.routes.get(route.index()).and_then(Option::as_ref);
+        let attachment = self.routes.get(route);
         if first {
             let disables = attachment.is_some_and(|a| a.on_error() == OnError::DisableRoute);
             let (route, step) = (route.0, self.counters.steps);

@@ -51,13 +51,15 @@ impl SubServer {
             self.effects.push(Effect::Send(Box::new(lost)));
             return;
         };
-        let Some(attachment) = self.routes.get_mut(spec.new.route.index()).and_then(Option::as_mut) else { return };
+        let Some(attachment) = self.routes.get_mut(spec.new.route) else { return };
+        let mut opened = None;
         let replica = match self.replicas.entry(id) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
                 let Some(spec) = message.spec.take() else { return };
                 let pages = self.pool.pages(self.prefix_cache.then(|| attachment.root(&spec)));
                 let (slot, models) = (attachment.open(), attachment.models.len());
+                opened = Some(spec.new.route);
                 new.insert(Replica::new(spec, slot, Vec::new(), pages, models))
             }
         };
@@ -75,6 +77,7 @@ impl SubServer {
         attachment.at_step(self.counters.steps);
         let acceptance = attachment.receive(&replica.view(), &view);
         let route = replica.spec.new.route;
+        opened.into_iter().for_each(|route| self.routes.opened(route));
         // Own provisional tokens live on only where the message confirms them.
         let provisional = std::mem::take(&mut message.provisional);
         replica.rewrite(message.base, message.tokens.iter().copied(), provisional);
@@ -121,7 +124,7 @@ impl SubServer {
     /// Hand the request to model `to` of its route. `provisional` goes along uncommitted.
     pub(super) fn hand_off(&mut self, id: RequestId, to: ModelIndex, provisional: Vec<Committed>, handoff: Terms) {
         let Some(replica) = self.replicas.get_mut(&id) else { return };
-        let Some(attachment) = self.routes.get(replica.spec.new.route.index()).and_then(Option::as_ref) else { return };
+        let Some(attachment) = self.routes.get(replica.spec.new.route) else { return };
         let committed = replica.committed;
         let (own, index) = (attachment.own as usize, to as usize);
         let (Some(&target), Some(&base)) = (attachment.models.get(index), replica.anchors.get(index)) else { return };

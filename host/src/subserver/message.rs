@@ -1,9 +1,14 @@
 //! What sub-servers say to each other.
 
+use std::fmt;
 use std::sync::Arc;
 
+use crossbeam_channel::Sender;
+
+use super::Attachment;
 use crate::policy::monitor::Note;
-use crate::request::{Committed, Event, ModelDown, ModelId, RequestId, RequestSpec, TokenId};
+use crate::request::{Committed, Event, ModelDown, ModelId, RequestId, RequestSpec, RouteId, TokenId};
+use crate::runner::net::{NetId, ReadyNet};
 
 /// Why a peer writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +55,40 @@ pub struct PeerReq {
     pub spec: Option<Arc<RequestSpec>>,
 }
 
+/// A route begins at a model.
+pub struct Attach {
+    pub route: RouteId,
+    pub attachment: Attachment,
+    /// Nets that it names and the runner does not have yet.
+    pub nets: Vec<(NetId, ReadyNet)>,
+    /// Told whether it is attached, or why not.
+    pub done: Sender<Result<(), String>>,
+}
+
+impl fmt::Debug for Attach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attach").field("route", &self.route).finish_non_exhaustive()
+    }
+}
+
+/// What a route leaves behind at a model, for another thread to drop: that may take longer than a step.
+pub struct Detached {
+    pub route: RouteId,
+    /// `None`: it was never attached.
+    pub attachment: Option<Box<Attachment>>,
+    /// The runner does not have these any more, and their ids are free.
+    pub nets: Vec<NetId>,
+    pub given_up: Vec<ReadyNet>,
+}
+
+impl fmt::Debug for Detached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Detached").field("route", &self.route).field("nets", &self.nets).finish_non_exhaustive()
+    }
+}
+
 /// What lands in a sub-server's inbox.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Message {
     /// A new request from the client loop.
     Submit(Arc<RequestSpec>),
@@ -59,6 +96,10 @@ pub enum Message {
     Peer(Box<PeerReq>),
     /// The client is gone, or a stop string was found.
     Cancel(RequestId),
+    /// A route begins here.
+    Attach(Box<Attach>),
+    /// No request of the route lives or comes any more: forget it, and these nets, with its last replica.
+    Detach(RouteId, Vec<NetId>),
     /// Something that the gate depends on has changed.
     Wake,
     /// Fail everything and end.
@@ -66,7 +107,7 @@ pub enum Message {
 }
 
 /// What a sub-server wants done.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Effect {
     /// Deliver to `PeerReq::to`.
     Send(Box<PeerReq>),
@@ -78,4 +119,6 @@ pub enum Effect {
     PolicyFailed { route: u32, hook: &'static str, step: u64, message: String, disables: bool },
     /// A policy goes on, but not as it should: for the log.
     PolicyNote { route: u32, step: u64, note: Note },
+    /// A route is gone from here.
+    Detached(Box<Detached>),
 }

@@ -5,6 +5,7 @@
 //! gives it both. A step is plan (pure) → forward → policy → resolve (pure) → effects.
 
 mod attachment;
+mod attachments;
 mod by_id;
 pub mod coordinator;
 mod failures;
@@ -31,9 +32,10 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 pub use attachment::Attachment;
+use attachments::Attachments;
 use by_id::{Ascending, ById};
 use handoff::Terms;
-pub use message::{Effect, Message, PeerReq, Status};
+pub use message::{Attach, Detached, Effect, Message, PeerReq, Status};
 use observe::Observer;
 pub use pages::{PagePool, pages_for};
 pub use plan::Limits;
@@ -95,8 +97,7 @@ impl Counters {
 pub struct SubServer {
     id: ModelId,
     runner: Box<dyn Runner>,
-    /// By route; `None` where the route does not use this model.
-    routes: Vec<Option<Attachment>>,
+    routes: Attachments,
     replicas: ById<Replica>,
     /// Requests that this model owns. Ids grow, so the first is the oldest.
     owned: Ascending,
@@ -116,13 +117,13 @@ pub struct SubServer {
 }
 
 impl SubServer {
-    /// `routes` has an entry for each route of the engine.
+    /// `routes`: those of the start, in the order of their ids; `None` where one does not use this model.
     pub fn new(id: ModelId, runner: Box<dyn Runner>, routes: Vec<Option<Attachment>>, limits: Limits) -> Self {
         let pool = PagePool::new(runner.info().pages);
         Self {
             id,
             runner,
-            routes,
+            routes: Attachments::new(routes),
             replicas: ById::default(),
             owned: Ascending::default(),
             pool,
@@ -184,7 +185,12 @@ impl SubServer {
 
     /// Policy state slots in use, over all routes.
     pub fn open_slots(&self) -> usize {
-        self.routes.iter().flatten().map(Attachment::open_slots).sum()
+        self.routes.iter().map(Attachment::open_slots).sum()
+    }
+
+    /// Routes that are attached here.
+    pub fn routes(&self) -> usize {
+        self.routes.iter().len()
     }
 
     /// Invariant 3: every page in use belongs to a live replica, a shared one to several.
@@ -214,6 +220,8 @@ impl SubServer {
                 Status::Lost => self.send_again(&peer),
             },
             Message::Cancel(id) => self.bury(id),
+            Message::Attach(attach) => self.attach(*attach),
+            Message::Detach(route, nets) => self.detach(route, nets),
             Message::Wake | Message::Shutdown => {}
         }
         if let Some(down) = &self.down {
@@ -254,7 +262,7 @@ impl SubServer {
     }
 
     fn attachment(&mut self, spec: &RequestSpec) -> Option<&mut Attachment> {
-        self.routes.get_mut(spec.new.route.index())?.as_mut()
+        self.routes.get_mut(spec.new.route)
     }
 
     fn submit(&mut self, spec: Arc<RequestSpec>) {
@@ -273,6 +281,7 @@ impl SubServer {
         replica.anchors[own as usize] = replica.committed;
         replica.owned = true;
         self.replicas.insert(id, replica);
+        self.routes.opened(spec.new.route);
         self.owned.insert(id);
         match entry {
             Ok(None) => {}
@@ -295,18 +304,20 @@ impl SubServer {
     /// Let the policy forget a replica.
     fn close(&mut self, replica: &Replica) {
         let (route, step) = (replica.spec.new.route, self.counters.steps);
-        let Some(attachment) = self.attachment(&replica.spec) else { return };
+        let Some(attachment) = self.routes.get_mut(route) else { return };
         attachment.at_step(step);
         if let Err(failed) = attachment.close(replica.slot) {
             self.report(route, failed);
         }
         self.tell_notes(route);
+        let gone = self.routes.closed(route);
+        self.gone(gone);
     }
 
     /// Tell the peers that hold a replica, and forget the request.
     fn end(&mut self, id: RequestId, status: Status, event: Event) {
         if let Some(replica) = self.replicas.get(&id)
-            && let Some(attachment) = self.routes.get(replica.spec.new.route.index()).and_then(Option::as_ref)
+            && let Some(attachment) = self.routes.get(replica.spec.new.route)
         {
             for (index, &to) in attachment.models.iter().enumerate() {
                 if to != self.id && replica.anchors[index] > 0 {

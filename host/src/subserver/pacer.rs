@@ -92,14 +92,15 @@ impl Pacer {
         let turn = turns.is_none_or(|turns| turns.look(self.model, ready, arrived, &mut self.wakes));
         let threshold = self.threshold();
         let place = &self.coordinator.places[self.model];
-        let peers = || place.peers.iter().filter_map(|&peer| self.coordinator.places[peer].underway());
-        let (waiting_since, max_wait) = (self.waiting_since, place.max_wait);
+        let peers = || place.peers().filter_map(|peer| self.coordinator.places[peer].underway());
+        let (waiting_since, max_wait) = (self.waiting_since, place.max_wait());
+        let longest_hold = place.hold();
         let at = |held_until| gate(&Look { ready, threshold, turn, held_until, waiting_since, max_wait, now });
         // Where models take turns nobody ends soon.
-        if ready == 0 || place.hold.is_zero() || self.coordinator.turns.is_some() {
+        if ready == 0 || longest_hold.is_zero() || self.coordinator.turns.is_some() {
             return at(None);
         }
-        let held_until = hold(place.hold, peers(), now);
+        let held_until = hold(longest_hold, peers(), now);
         let gate = at(held_until);
         let holding = held_until.is_some() && gate != Gate::Open;
         place.holding.store(holding, Ordering::Release);
@@ -108,7 +109,7 @@ impl Pacer {
         }
         // A peer that ends now either sees `holding`, and wakes this model, or is seen to have ended.
         fence(Ordering::SeqCst);
-        at(hold(place.hold, peers(), now))
+        at(hold(longest_hold, peers(), now))
     }
 
     fn threshold(&mut self) -> u32 {
@@ -171,7 +172,7 @@ impl Pacer {
         }
         fence(Ordering::SeqCst);
         let holding = |model: &usize| places[*model].holding.load(Ordering::Acquire);
-        self.wakes.extend(place.peers.iter().copied().filter(holding));
+        self.wakes.extend(place.peers().filter(holding));
         if let Some(turns) = &self.coordinator.turns {
             turns.stepped(self.model, ready, &mut self.wakes);
         }

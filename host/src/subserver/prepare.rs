@@ -88,7 +88,7 @@ impl SubServer {
             }
             if run.sampled > 0 {
                 stepped.evaluated += 1;
-                if let Some(attachment) = routes.get(replica.spec.new.route.index()).and_then(Option::as_ref) {
+                if let Some(attachment) = routes.get(replica.spec.new.route) {
                     request.add(attachment.requirements());
                 }
                 if replica.spec.new.return_signals {

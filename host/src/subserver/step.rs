@@ -39,7 +39,7 @@ pub(super) struct Work {
     answers: Vec<Option<Decision>>,
     decisions: Vec<Decision>,
     /// Routes with rows to decide about.
-    routes: Vec<usize>,
+    routes: Vec<RouteId>,
     /// Of one request.
     candidates: Vec<Committed>,
 }
@@ -80,7 +80,7 @@ impl SubServer {
         for run in runs {
             let Some(replica) = self.replicas.get(&run.id) else { continue };
             debug_assert!(run.start >= replica.pages.shared() * PAGE_TOKENS, "a row would be written to a shared page");
-            let attachment = self.routes.get(replica.spec.new.route.index()).and_then(Option::as_ref);
+            let attachment = self.routes.get(replica.spec.new.route);
             sequences.push(Rows {
                 context: &replica.tokens,
                 start: run.start,
@@ -164,7 +164,7 @@ impl SubServer {
         outputs: &RowOutputs,
         signals: &SignalRequest,
         answers: &mut Vec<Option<Decision>>,
-        routes: &mut Vec<usize>,
+        routes: &mut Vec<RouteId>,
     ) {
         answers.clear();
         answers.resize(outputs.samples.len(), None);
@@ -176,8 +176,8 @@ impl SubServer {
             if replica.budget == Some(1) && !replica.verify {
                 continue;
             }
-            let route = replica.spec.new.route.index();
-            let Some(attachment) = self.routes.get_mut(route).and_then(Option::as_mut) else { continue };
+            let route = replica.spec.new.route;
+            let Some(attachment) = self.routes.get_mut(route) else { continue };
             if attachment.asked.is_empty() {
                 routes.push(route);
             }
@@ -201,7 +201,7 @@ impl SubServer {
         }
         routes.sort_unstable();
         for &route in routes.iter() {
-            let Some(attachment) = self.routes.get_mut(route).and_then(Option::as_mut) else { continue };
+            let Some(attachment) = self.routes.get_mut(route) else { continue };
             attachment.at_step(self.counters.steps);
             let routed = attachment.route(&outputs.signals, signals);
             let asked = &mut attachment.asked;
@@ -219,7 +219,7 @@ impl SubServer {
                     self.policy_failed(&ids, failed);
                 }
             }
-            self.tell_notes(RouteId(route as u32));
+            self.tell_notes(route);
         }
     }
 
@@ -236,7 +236,7 @@ impl SubServer {
         for &(first, run) in runs {
             let Some(replica) = self.replicas.get(&run.id) else { continue };
             let route = replica.spec.new.route;
-            let Some(attachment) = self.routes.get(route.index()).and_then(Option::as_ref) else { continue };
+            let Some(attachment) = self.routes.get(route) else { continue };
             let drafts = if replica.verify { replica.provisional.as_slice() } else { &[] };
             let next = replica.tokens.len() - drafts.len() - replica.prompt_len();
             for i in 0..run.sampled {
@@ -272,9 +272,7 @@ impl SubServer {
     ) {
         let id = run.id;
         let Some(replica) = self.replicas.get(&id) else { return };
-        let Some(attachment) = self.routes.get_mut(replica.spec.new.route.index()).and_then(Option::as_mut) else {
-            return;
-        };
+        let Some(attachment) = self.routes.get_mut(replica.spec.new.route) else { return };
         let info = self.runner.info();
         candidates.clear();
         candidates.extend((first..first + run.sampled).map(|row| {
@@ -337,9 +335,7 @@ impl SubServer {
     fn leave(&mut self, id: RequestId, to: u32, mut outcome: Outcome) {
         self.commit(id, std::mem::take(&mut outcome.commit), outcome.provisional.clone());
         let Some(replica) = self.replicas.get(&id) else { return };
-        let Some(attachment) = self.routes.get_mut(replica.spec.new.route.index()).and_then(Option::as_mut) else {
-            return;
-        };
+        let Some(attachment) = self.routes.get_mut(replica.spec.new.route) else { return };
         let route = replica.spec.new.route;
         let mut view = replica.view();
         view.candidate = outcome.candidate.as_ref().map_or(view.candidate, |c| c.token);

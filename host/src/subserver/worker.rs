@@ -30,6 +30,8 @@ pub struct Snapshot {
     pub pages_cached: usize,
     pub pages_total: usize,
     pub policy_slots: usize,
+    /// Routes attached to it, those that are on their way out included.
+    pub routes: usize,
     pub counters: Counters,
 }
 
@@ -55,6 +57,7 @@ impl Board {
             pages_cached: server.pool().cached(),
             pages_total: server.pool().total(),
             policy_slots: server.open_slots(),
+            routes: server.routes(),
             counters: server.counters(),
         };
     }

@@ -9,6 +9,7 @@
 
 mod mortal;
 mod prefix;
+mod reload;
 mod script;
 mod shadow;
 mod waits;

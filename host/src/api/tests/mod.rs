@@ -1,5 +1,6 @@
 //! The router called directly, on the real engine with models that recite.
 
+mod admin;
 mod answers;
 mod choices;
 mod connections;

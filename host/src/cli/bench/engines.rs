@@ -72,11 +72,12 @@ pub fn routed(
 }
 
 fn at_route(prepared: &Prepared, route: &str, engine: Engine) -> Result<(InProcess, u32), Failure> {
-    let id = engine.find_route(route).ok_or_else(|| Failure::work("the route is not in the engine"))?;
-    let info = &engine.routes()[id.index()];
+    let info = engine.route(route).ok_or_else(|| Failure::work("the route is not in the engine"))?;
+    let id = info.id;
     let tokenizers = info.models.iter().map(|(m, _)| prepared.texts[m.index()].tokenizer.vocab_size() as u32);
     let vocab_size = tokenizers.fold(info.vocab_size, u32::min);
     let text = prepared.texts[info.models[info.entry].0.index()].clone();
+    drop(info);
     Ok((InProcess::new(Arc::new(engine), id, text), vocab_size))
 }
 

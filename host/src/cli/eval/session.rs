@@ -14,11 +14,11 @@ use super::args::Eval;
 use super::bar::Bar;
 use super::store::Store;
 use crate::api::{Choice, ChoiceError, End, finish_reason};
-use crate::engine::{Engine, RouteInfo};
+use crate::engine::{Engine, ServedRoute};
 use crate::eval::answer::{AnswerRule, is_right};
 use crate::eval::dataset::Question;
 use crate::eval::summary::{Point, Row, Summary};
-use crate::request::{ModelId, NewRequest, RouteId, TokenId};
+use crate::request::{ModelId, NewRequest, TokenId};
 
 /// What stays the same over all points.
 pub struct Session<'a> {
@@ -47,8 +47,7 @@ struct Answered {
 struct Running<'a> {
     engine: &'a Engine,
     point: &'a Point,
-    id: RouteId,
-    route: &'a RouteInfo,
+    route: Arc<ServedRoute>,
     prompts: Arc<[Vec<TokenId>]>,
 }
 
@@ -83,7 +82,7 @@ impl Session<'_> {
                 let stream = engine.submit(request).map_err(|e| unanswered(point, &self.questions[index], &e))?;
                 let (entry, _) = running.route.models[running.route.entry];
                 let text = self.prepared.texts[entry.index()].clone();
-                let choice = Choice::new(stream, text, asking::ending(running.route, engine));
+                let choice = Choice::new(stream, text, asking::ending(&running.route, engine));
                 asked.spawn(answer(index, choice));
             }
             let answered = tokio::select! {
@@ -103,14 +102,13 @@ impl Session<'_> {
     }
 
     fn running<'a>(&mut self, engine: &'a Engine, point: &'a Point) -> Result<Running<'a>, Failure> {
-        let id = engine.find_route(&point.name).ok_or_else(|| Failure::work("the point is not in the engine"))?;
-        let route = &engine.routes()[id.index()];
+        let route = engine.route(&point.name).ok_or_else(|| Failure::work("the point is not in the engine"))?;
         let (entry, _) = route.models[route.entry];
         let prompts = match self.prompts.get(&entry) {
             Some(prompts) => prompts.clone(),
             None => self.tokenise(entry)?,
         };
-        Ok(Running { engine, point, id, route, prompts })
+        Ok(Running { engine, point, route, prompts })
     }
 
     fn tokenise(&mut self, entry: ModelId) -> Result<Arc<[Vec<TokenId>]>, Failure> {
@@ -133,7 +131,7 @@ impl Session<'_> {
         // At least one, so that a prompt that leaves no room is refused by the engine with the numbers.
         let room = (running.route.context as usize).saturating_sub(prompt.len()).max(1);
         NewRequest {
-            route: running.id,
+            route: running.route.id,
             max_tokens: self.arguments.max_tokens.min(room as u32),
             prompt,
             sampling: asking::sampling(&self.arguments.sampling, index as u64),

@@ -22,7 +22,7 @@ use wasmtime::Module;
 
 use super::file::{self, FileError};
 use super::nets::HostNet;
-use super::{PolicyFactory, PolicyFailure, PolicyInstance};
+use super::{PluginFile, PolicyFactory, PolicyFailure, PolicyInstance};
 use manifest::Manifest;
 
 /// Why a module was not loaded: one line with the path, what is wrong and what to do.
@@ -60,11 +60,20 @@ pub struct WasmPlugin {
 impl WasmPlugin {
     /// Load the module at `path`, as text if the name ends so; with `sha256`, only if the file has that hash.
     pub fn load(path: &Path, sha256: Option<&str>) -> Result<Self, LoadError> {
-        let load = || match path.extension().is_some_and(|extension| extension == "wat") {
-            true => Self::from_text(&file::read(path, text::MAX_BYTES)?.0, sha256),
-            false => Self::from_bytes(file::read(path, gate::MAX_BYTES)?.0, sha256),
-        };
-        let plugin = load().map_err(|reason| LoadError { path: path.into(), reason })?;
+        let bytes = Self::read(path).map_err(|e| LoadError { path: path.into(), reason: e.into() })?;
+        Self::compile(path, bytes, sha256)
+    }
+
+    /// The content of the file at `path`.
+    pub(super) fn read(path: &Path) -> Result<Vec<u8>, FileError> {
+        Ok(file::read(path, if text::is_text(path) { text::MAX_BYTES } else { gate::MAX_BYTES })?.0)
+    }
+
+    /// Check and compile the content of the file at `path`.
+    pub(super) fn compile(path: &Path, bytes: Vec<u8>, sha256: Option<&str>) -> Result<Self, LoadError> {
+        let plugin =
+            if text::is_text(path) { Self::from_text(&bytes, sha256) } else { Self::from_bytes(bytes, sha256) };
+        let plugin = plugin.map_err(|reason| LoadError { path: path.into(), reason })?;
         let Self { manifest, sha256, .. } = &plugin;
         tracing::info!(name = manifest.name, version = manifest.version, path = %path.display(), sha256, "WASM policy loaded");
         Ok(plugin)
@@ -106,6 +115,9 @@ impl PolicyFactory for WasmPlugin {
     }
     fn settings_schema(&self) -> &str {
         &self.settings_schema
+    }
+    fn file(&self) -> Option<PluginFile<'_>> {
+        Some(PluginFile { version: self.version(), sha256: self.sha256() })
     }
     fn host_nets(&self) -> &[String] {
         &self.manifest.nets

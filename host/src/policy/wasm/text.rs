@@ -1,5 +1,7 @@
 //! WebAssembly text: translated in memory, then as any module.
 
+use std::path::Path;
+
 use super::gate;
 
 /// Largest text. Modules of the largest size come from texts of about this one.
@@ -13,6 +15,11 @@ pub enum TextError {
     Syntax(String),
     #[error("translates to {found} bytes, more than the {} allowed; write a smaller policy", gate::MAX_BYTES)]
     TooLarge { found: usize },
+}
+
+/// Whether the name says that it is text.
+pub fn is_text(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "wat")
 }
 
 /// The module that `text` describes; it has passed no check.

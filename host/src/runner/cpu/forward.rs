@@ -33,7 +33,8 @@ impl CpuRunner {
     pub(super) fn compute(&mut self, batch: &RowBatch<'_>) {
         let Self { config, model, pool, frequencies, buffers: b, nets, hidden_pages, .. } = self;
         // Rows whose last hidden state is needed: the sampled ones, and all that a later row may look back at.
-        let looks_back = |s: &Rows<'_>| s.nets.iter().any(|net| nets[net.0 as usize].back > 0);
+        let looks_back =
+            |s: &Rows<'_>| s.nets.iter().any(|net| nets[net.0 as usize].as_ref().is_some_and(|net| net.back > 0));
         let kept = |s: &Rows<'_>| if looks_back(s) { s.end - s.start } else { s.sampled };
         let sampled = |s: &Rows<'_>| s.sampled;
         let (hidden, dim) = (config.hidden, config.head_dim);
@@ -136,7 +137,7 @@ impl CpuRunner {
                     sample += 1;
                 }
             }
-            let net = &self.nets[id.0 as usize];
+            let Some(net) = self.net(id) else { continue };
             let mut scores = NetScores { width: net.width, scores: vec![f32::NAN; out.samples.len() * net.width] };
             if !rows.is_empty() {
                 let values = self.net_scores(net, &rows, &out.samples);

@@ -9,7 +9,7 @@ use std::path::Path;
 use tokenrouter_kernels::{KvPool, KvShape, PAGE};
 
 use super::model_config::{LoadError, ModelConfig};
-use super::net::{Net, NetId};
+use super::net::{MakeReady, Net, NetId, ReadyNet};
 use super::sampler::Sampler;
 pub use super::weights::Progress;
 use super::weights::Weights;
@@ -44,7 +44,8 @@ pub struct CpuRunner {
     frequencies: Vec<f32>,
     sampler: Sampler,
     buffers: Buffers,
-    nets: Vec<CpuNet>,
+    /// By id; `None` for one that was given up.
+    nets: Vec<Option<CpuNet>>,
     /// Last hidden state at each position of each page, `[pages, PAGE, hidden]`: for nets that look back.
     /// Empty without such a net; kept only for sequences that name one.
     hidden_pages: Vec<f32>,
@@ -120,6 +121,14 @@ impl CpuRunner {
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
+
+    fn net(&self, id: NetId) -> Option<&CpuNet> {
+        self.nets.get(id.0 as usize)?.as_ref()
+    }
+}
+
+fn ready(net: Net) -> ReadyNet {
+    ReadyNet::new(CpuNet::new(net))
 }
 
 impl Runner for CpuRunner {
@@ -128,16 +137,34 @@ impl Runner for CpuRunner {
     }
 
     fn load_net(&mut self, net: Net) -> Result<NetId, RunnerError> {
-        if net.back() > 0 && self.hidden_pages.is_empty() {
+        let (id, name) = (NetId(self.nets.len() as u32), net.name.clone());
+        self.place_net(id, ready(net)).map_err(|e| RunnerError::new(format!("{name}: {e}")))?;
+        Ok(id)
+    }
+
+    fn net_maker(&self) -> Option<MakeReady> {
+        Some(ready)
+    }
+
+    fn place_net(&mut self, id: NetId, net: ReadyNet) -> Result<(), RunnerError> {
+        let net: CpuNet = net.take().ok_or_else(|| RunnerError::new("the net is not one for the CPU"))?;
+        // Kept once it is there: pages of the prefix cache count on what it holds.
+        if net.back > 0 && self.hidden_pages.is_empty() {
             let numbers = self.info.pages as usize * PAGE_TOKENS * self.config.hidden;
             if !fits_in_memory(numbers as u64 * size_of::<f32>() as u64) {
-                let message = format!("{}: no memory for the hidden states of {} pages", net.name, self.info.pages);
+                let message = format!("no memory for the hidden states of {} pages", self.info.pages);
                 return Err(RunnerError::new(message));
             }
-            self.hidden_pages.resize(numbers, 0.0);
+            self.hidden_pages = vec![0.0; numbers];
         }
-        self.nets.push(CpuNet::new(net));
-        Ok(NetId(self.nets.len() as u32 - 1))
+        let place = id.0 as usize;
+        self.nets.resize_with(self.nets.len().max(place + 1), || None);
+        self.nets[place] = Some(net);
+        Ok(())
+    }
+
+    fn remove_net(&mut self, id: NetId) -> Option<ReadyNet> {
+        self.nets.get_mut(id.0 as usize)?.take().map(ReadyNet::new)
     }
 
     fn forget_nets(&mut self) {
@@ -145,7 +172,7 @@ impl Runner for CpuRunner {
     }
 
     fn forward(&mut self, batch: &RowBatch<'_>) -> Result<RowOutputs, RunnerError> {
-        check(&self.info, self.nets.len(), batch)?;
+        check(&self.info, |net| self.net(net).is_some(), batch)?;
         self.compute(batch);
         let mut outputs = self.sample(batch);
         self.evaluate_nets(batch, &mut outputs);

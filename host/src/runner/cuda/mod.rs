@@ -481,7 +481,7 @@ impl Runner for CudaRunner {
 
     fn forward(&mut self, batch: &RowBatch<'_>) -> Result<RowOutputs, RunnerError> {
         let named = |message: String| RunnerError::new(format!("model `{}`: {message}", self.info.name));
-        check(&self.info, self.nets.len(), batch)?;
+        check(&self.info, |net| (net.0 as usize) < self.nets.len(), batch)?;
         if batch.sequences.is_empty() {
             return Ok(RowOutputs::default());
         }

@@ -1,0 +1,177 @@
+//! POST /admin/reload and GET /admin/routes: for the operator.
+
+use std::sync::Arc;
+
+use axum::extract::{Extension, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::Response;
+use serde::Serialize;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use subtle::{Choice, ConstantTimeEq};
+use tokio::sync::Mutex;
+
+use super::error::ApiError;
+use super::http::json_response;
+use super::state::AppState;
+use crate::engine::{KnownRoute, RouteChanges, RouteState};
+
+/// Who may use the endpoints, and where.
+#[derive(Default)]
+pub struct Access {
+    /// They have an address of their own.
+    pub own_address: bool,
+    /// SHA-256 of each key: whatever is compared has one length.
+    keys: Vec<[u8; 32]>,
+}
+
+/// A request has come to the address of the admin endpoints.
+#[derive(Clone, Copy)]
+pub(super) struct OwnAddress;
+
+impl Access {
+    pub fn new<'a>(own_address: bool, keys: impl IntoIterator<Item = &'a str>) -> Self {
+        Self { own_address, keys: keys.into_iter().map(|key| Sha256::digest(key).into()).collect() }
+    }
+
+    fn check(&self, at_own_address: bool, headers: &HeaderMap) -> Result<(), ApiError> {
+        if self.keys.is_empty() {
+            let absent = |message| Err(ApiError::new(StatusCode::NOT_FOUND, "not_found", message));
+            return match (at_own_address, self.own_address) {
+                (true, _) => Ok(()),
+                (false, true) => absent(
+                    "The admin endpoints are served at the address of server.admin alone; set server.admin_key to have them here, too.",
+                ),
+                (false, false) => {
+                    absent("The admin endpoints are off; set server.admin or server.admin_key to have them.")
+                }
+            };
+        }
+        let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
+        let given = given.split_at_checked(7).filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
+        let given: [u8; 32] = Sha256::digest(given.map(|(_, key)| key.trim_ascii()).unwrap_or_default()).into();
+        // All keys are looked at, whatever the first one says.
+        let known = self.keys.iter().fold(Choice::from(0), |known, key| known | key.ct_eq(&given));
+        if known.into() {
+            return Ok(());
+        }
+        let message = "The admin endpoints need a key of server.admin_key: `Authorization: Bearer KEY`.";
+        Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_admin_key", message))
+    }
+}
+
+/// What a reload came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Reloaded {
+    #[serde(flatten)]
+    pub routes: RouteChanges,
+    /// Models that wait for other batches, or for longer or shorter.
+    pub models: Vec<String>,
+}
+
+/// Why nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// What `check` says of the configuration.
+    Config(String),
+    /// What only a restart changes.
+    Restart(String),
+    /// Something else went wrong.
+    Work(String),
+}
+
+type Work = dyn Fn() -> Result<Reloaded, Refused> + Send + Sync;
+
+/// Takes over the configuration anew. One at a time; others wait, and then find what is there.
+pub struct Reload {
+    work: Arc<Work>,
+    turn: Mutex<()>,
+}
+
+impl Reload {
+    /// `work` does it, on a thread of its own.
+    pub fn new(work: impl Fn() -> Result<Reloaded, Refused> + Send + Sync + 'static) -> Self {
+        Self { work: Arc::new(work), turn: Mutex::default() }
+    }
+
+    /// Do it and log the outcome.
+    pub async fn run(&self) -> Result<Reloaded, Refused> {
+        let _turn = self.turn.lock().await;
+        let work = self.work.clone();
+        let outcome = tokio::task::spawn_blocking(move || work()).await;
+        let outcome = outcome.unwrap_or_else(|_| Err(Refused::Work("the reload panicked; see the log".into())));
+        match &outcome {
+            Ok(Reloaded { routes, models }) => {
+                let RouteChanges { added, changed, removed, unchanged } = routes;
+                tracing::info!(
+                    ?added,
+                    ?changed,
+                    ?removed,
+                    unchanged = unchanged.len(),
+                    ?models,
+                    "configuration reloaded"
+                );
+            }
+            Err(Refused::Config(why) | Refused::Restart(why) | Refused::Work(why)) => {
+                tracing::error!("configuration not reloaded, the server goes on as before: {why}");
+            }
+        }
+        outcome
+    }
+}
+
+pub(super) async fn reload(
+    State(state): State<Arc<AppState>>,
+    own: Option<Extension<OwnAddress>>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    state.access.check(own.is_some(), &headers)?;
+    let reload =
+        state.reload.clone().ok_or_else(|| ApiError::internal("this server has no configuration to reload"))?;
+    // It goes on if its client does not wait for it.
+    let outcome = tokio::spawn(async move { reload.run().await }).await;
+    match outcome.map_err(|_| ApiError::internal("the reload panicked; see the server's log"))? {
+        Ok(reloaded) => {
+            let mut body = json!({"reloaded": true});
+            if let (Value::Object(body), Ok(Value::Object(more))) = (&mut body, serde_json::to_value(&reloaded)) {
+                body.extend(more);
+            }
+            Ok(json_response(StatusCode::OK, &body))
+        }
+        Err(Refused::Config(why)) => Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_config", why)),
+        Err(Refused::Restart(why)) => Err(ApiError::new(StatusCode::CONFLICT, "restart_needed", why)),
+        Err(Refused::Work(why)) => Err(ApiError::internal(why)),
+    }
+}
+
+pub(super) async fn routes(
+    State(state): State<Arc<AppState>>,
+    own: Option<Extension<OwnAddress>>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    state.access.check(own.is_some(), &headers)?;
+    let known = state.engine.known_routes();
+    let routes: Vec<Value> = known.iter().filter_map(|route| describe(&state, route)).collect();
+    Ok(json_response(StatusCode::OK, &json!({"routes": routes})))
+}
+
+fn describe(state: &AppState, KnownRoute { id, info, state: life, requests }: &KnownRoute) -> Option<Value> {
+    let life = match life {
+        RouteState::Preparing => return None,
+        RouteState::Serving => "serving",
+        RouteState::Draining => "draining",
+    };
+    let models = info.models.iter().filter_map(|(model, role)| {
+        Some(json!({"name": state.engine.models().get(model.index())?.name, "role": role}))
+    });
+    Some(json!({
+        "name": info.name,
+        "id": id.0,
+        "state": life,
+        "requests": requests,
+        "plugin": info.policy,
+        "version": info.version,
+        "sha256": info.sha256,
+        "models": models.collect::<Vec<_>>(),
+    }))
+}

@@ -1,0 +1,84 @@
+//! The configuration of a server, read anew while it works.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::args::Serve;
+use super::build::Prepared;
+use super::output::Failure;
+use super::serve::load;
+use crate::api::{Refused, Reloaded};
+use crate::config::ModelConfig;
+use crate::engine::{Engine, RouteChanges};
+use crate::request::ModelId;
+
+/// Keeps a server in step with its configuration.
+pub struct Reloader {
+    arguments: Serve,
+    engine: Arc<Engine>,
+    /// What the engine serves.
+    current: Mutex<Prepared>,
+}
+
+impl From<Failure> for Refused {
+    fn from(failure: Failure) -> Self {
+        match failure.status {
+            2 => Self::Config(failure.line()),
+            _ => Self::Work(failure.line()),
+        }
+    }
+}
+
+impl Reloader {
+    pub fn new(arguments: Serve, prepared: Prepared, engine: Arc<Engine>) -> Self {
+        Self { arguments, engine, current: Mutex::new(prepared) }
+    }
+
+    /// Take over what has changed since: all of it, or nothing. Takes as long as making plugins and reading
+    /// router weights does.
+    pub fn reload(&self) -> Result<Reloaded, Refused> {
+        // It is replaced as a whole, so a panic elsewhere cannot spoil it.
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let config = load(&self.arguments).map_err(Failure::input)?;
+        let config = config.taken_over(&current.config).map_err(|e| Refused::Restart(e.to_string()))?;
+        let next = current.with_config(config)?;
+        refuse_recorded(&current, &next)?;
+        let routes = self.engine.set_routes(next.wanted(&current)).map_err(|error| next.start_failure(&error))?;
+        let models = self.set_waits(&current, &next)?;
+        *current = next;
+        Ok(Reloaded { routes, models })
+    }
+
+    /// Names of the models that wait otherwise from now on.
+    fn set_waits(&self, before: &Prepared, next: &Prepared) -> Result<Vec<String>, Failure> {
+        let (before, models) = (&before.config.models, &next.config.models);
+        let ladders = |models: &[ModelConfig]| models.iter().map(|model| model.min_batch.clone()).collect::<Vec<_>>();
+        if ladders(before) != ladders(models) {
+            self.engine.set_ladders(ladders(models)).map_err(Failure::work)?;
+        }
+        let mut changed = Vec::new();
+        for (index, (old, new)) in before.iter().zip(models).enumerate() {
+            if (old.max_wait, old.hold) != (new.max_wait, new.hold) {
+                self.engine.set_waits(ModelId(index as u32), new.max_wait, new.hold);
+            }
+            if (&old.min_batch, old.max_wait, old.hold) != (&new.min_batch, new.max_wait, new.hold) {
+                changed.push(new.name.clone());
+            }
+        }
+        Ok(changed)
+    }
+}
+
+/// The manifest of a recording lists its routes, which hold for all of it.
+fn refuse_recorded(before: &Prepared, next: &Prepared) -> Result<(), Refused> {
+    let RouteChanges { added, changed, removed, .. } = next.changes(before);
+    let recorded = [("is new", added), ("has changed", changed), ("is gone", removed)];
+    let recorded = recorded.iter().flat_map(|(what, names)| names.iter().map(move |name| (*what, name)));
+    match recorded.into_iter().find(|(_, name)| before.config.records(name)) {
+        None => Ok(()),
+        Some((what, name)) => Err(Refused::Restart(format!(
+            "{}: [routes.{name}] {what}, and it is recorded under [record], which lists the routes of the start; \
+             restart to change it",
+            next.config.file.display()
+        ))),
+    }
+}

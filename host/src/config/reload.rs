@@ -1,0 +1,204 @@
+//! What a server at work can take over of a configuration that has changed. Pure.
+
+use std::fmt::Debug;
+
+use super::{BatchingConfig, Config, DeviceChoice, GpuConfig, ModelConfig, Pool, RecordConfig, ServerConfig, Weights};
+
+/// The first difference that only a restart puts in force. Its text is one line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file}: {field} = {new}: the server runs with {old}; restart to change it")]
+pub struct RestartNeeded {
+    pub file: String,
+    pub field: String,
+    pub old: String,
+    pub new: String,
+}
+
+/// Looks for the first difference.
+#[derive(Default)]
+struct Differences(Option<(String, String, String)>);
+
+impl Differences {
+    fn field<T: PartialEq>(&mut self, name: impl Into<String>, old: &T, new: &T, shown: impl Fn(&T) -> String) {
+        if self.0.is_none() && old != new {
+            self.0 = Some((name.into(), shown(old), shown(new)));
+        }
+    }
+
+    /// A value that is written as Rust writes it.
+    fn plain<T: PartialEq + Debug>(&mut self, name: impl Into<String>, old: &T, new: &T) {
+        self.field(name, old, new, |value| format!("{value:?}"));
+    }
+
+    fn optional<T: PartialEq + Debug>(&mut self, name: impl Into<String>, old: &Option<T>, new: &Option<T>) {
+        self.field(name, old, new, |value| value.as_ref().map_or("none".into(), |value| format!("{value:?}")));
+    }
+}
+
+impl Config {
+    /// This configuration for a server that runs `before`: its models in their order there. Routes,
+    /// `plugin_dirs`, and how long models wait may differ; all else must be as it was.
+    pub fn taken_over(self, before: &Self) -> Result<Self, RestartNeeded> {
+        let new = self.in_order_of(before);
+        // Whoever adds a key has to say here whether it needs a restart.
+        let Config { file, server, gpu, batching, plugin_dirs: _, models, routes: _, record } = &new;
+        let mut differences = Differences::default();
+        differences.server(&before.server, server);
+        differences.gpu(before.gpu, *gpu);
+        differences.batching(before.batching, *batching);
+        let names = |models: &[ModelConfig]| models.iter().map(|model| model.name.clone()).collect::<Vec<_>>();
+        differences.plain("[models]", &names(&before.models), &names(models));
+        for (old, new) in before.models.iter().zip(models) {
+            differences.model(old, new, batching.online.is_some());
+        }
+        differences.record(before.record.as_ref(), record.as_ref());
+        match differences.0 {
+            Some((field, old, new)) => Err(RestartNeeded { file: file.display().to_string(), field, old, new }),
+            None => Ok(new),
+        }
+    }
+
+    /// The models that `before` has first, as it has them; the routes' indices follow.
+    fn in_order_of(mut self, before: &Self) -> Self {
+        let place = |name: &str| before.models.iter().position(|model| model.name == name).unwrap_or(usize::MAX);
+        let mut order: Vec<usize> = (0..self.models.len()).collect();
+        order.sort_by_key(|&index| place(&self.models[index].name));
+        for route in &mut self.routes {
+            for (model, _) in &mut route.models {
+                *model = order.iter().position(|&old| old == *model).unwrap_or(*model);
+            }
+        }
+        self.models = order.iter().map(|&index| self.models[index].clone()).collect();
+        self
+    }
+
+    /// Whether the recording of a server that runs this has the route or model `name`.
+    pub fn records(&self, name: &str) -> bool {
+        let all_or_named =
+            |names: &Option<Vec<String>>| names.as_ref().is_none_or(|names| names.iter().any(|n| n == name));
+        self.record.as_ref().is_some_and(|record| all_or_named(&record.routes))
+    }
+}
+
+impl Differences {
+    fn server(&mut self, old: &ServerConfig, new: &ServerConfig) {
+        let ServerConfig {
+            host,
+            port,
+            max_body_bytes,
+            max_requests,
+            drain_timeout,
+            admin,
+            admin_keys,
+            abort_on_hung_plugin,
+        } = new;
+        self.field("server.host", &old.host, host, |host| format!("\"{host}\""));
+        self.plain("server.port", &old.port, port);
+        self.plain("server.max_body_bytes", &old.max_body_bytes, max_body_bytes);
+        self.plain("server.max_requests", &old.max_requests, max_requests);
+        let seconds = |time: &std::time::Duration| time.as_secs_f64().to_string();
+        self.field("server.drain_timeout", &old.drain_timeout, drain_timeout, seconds);
+        let limit = |limit: &Option<std::time::Duration>| limit.as_ref().map_or("none".into(), seconds);
+        self.field("server.abort_on_hung_plugin_s", &old.abort_on_hung_plugin, abort_on_hung_plugin, limit);
+        self.field("server.admin", &old.admin, admin, |at| at.map_or("none".into(), |at| format!("\"{at}\"")));
+        // Which they are is a secret.
+        let shown = |keys: &Vec<_>| format!("{} keys that are not shown", keys.len());
+        self.field("server.admin_keys", &old.admin_keys, admin_keys, shown);
+    }
+
+    fn gpu(&mut self, old: GpuConfig, new: GpuConfig) {
+        let GpuConfig { memory_fraction, graphs } = new;
+        self.plain("gpu.memory_fraction", &old.memory_fraction, &memory_fraction);
+        self.plain("gpu.graphs", &old.graphs, &graphs);
+    }
+
+    fn batching(&mut self, old: BatchingConfig, new: BatchingConfig) {
+        let BatchingConfig { schedule, online } = new;
+        self.field("batching.schedule", &old.schedule, &schedule, |schedule| format!("\"{}\"", schedule.name()));
+        let mode = |online: &bool| if *online { "\"online\"" } else { "\"fixed\"" }.into();
+        self.field("batching.mode", &old.online.is_some(), &online.is_some(), mode);
+        if let (Some(old), Some(new)) = (old.online, online) {
+            let crate::online::Settings { interval, p99_tpot_ms, p99_ttft_ms } = new;
+            self.plain("batching.interval_s", &old.interval.as_secs_f64(), &interval.as_secs_f64());
+            self.optional("batching.p99_tpot_ms", &old.p99_tpot_ms, &p99_tpot_ms);
+            self.optional("batching.p99_ttft_ms", &old.p99_ttft_ms, &p99_ttft_ms);
+        }
+    }
+
+    /// Under `online` the ladder is where the tuner began.
+    fn model(&mut self, old: &ModelConfig, new: &ModelConfig, online: bool) {
+        let ModelConfig {
+            name,
+            path,
+            weights,
+            device,
+            dtype,
+            min_batch,
+            max_wait: _,
+            hold: _,
+            pool,
+            max_rows,
+            prefill_chunk,
+            multiprocessors,
+            prefix_cache,
+            context,
+            masked_tokens,
+            origin: _,
+        } = new;
+        let key = |key: &str| format!("models.{name}.{key}");
+        self.plain(key("path"), &old.path, path);
+        let shape = |weights: &Weights| match weights {
+            Weights::Directory => "none".into(),
+            Weights::Random(shape) => format!("{:?}", shape.name),
+        };
+        self.field(key("shape"), &old.weights, weights, shape);
+        let place = |device: &DeviceChoice| match device {
+            DeviceChoice::Auto => "\"auto\"".into(),
+            DeviceChoice::Cpu => "\"cpu\"".into(),
+            DeviceChoice::Cuda(ordinal) => format!("\"cuda:{ordinal}\""),
+        };
+        self.field(key("device"), &old.device, device, place);
+        self.field(key("dtype"), &old.dtype, dtype, |dtype| format!("\"{dtype:?}\"").to_lowercase());
+        if online {
+            self.plain(key("min_batch"), &old.min_batch, min_batch);
+        }
+        let size = |pool: &Option<Pool>| match pool {
+            None => "none".into(),
+            Some(Pool::Pages(pages)) => format!("{pages} pages"),
+            Some(Pool::Tokens(tokens)) => format!("{tokens} tokens"),
+            Some(Pool::Bytes(bytes)) => format!("{bytes} bytes"),
+        };
+        self.field(key("kv_memory"), &old.pool, pool, size);
+        self.optional(key("max_rows"), &old.max_rows, max_rows);
+        self.optional(key("prefill_chunk"), &old.prefill_chunk, prefill_chunk);
+        self.optional(key("multiprocessors"), &old.multiprocessors, multiprocessors);
+        self.plain(key("prefix_cache"), &old.prefix_cache, prefix_cache);
+        self.optional(key("context"), &old.context, context);
+        self.plain(key("masked_tokens"), &old.masked_tokens, masked_tokens);
+    }
+
+    fn record(&mut self, old: Option<&RecordConfig>, new: Option<&RecordConfig>) {
+        let directory = |record: &Option<&RecordConfig>| record.map(|record| record.directory.clone());
+        self.optional("record.directory", &directory(&old), &directory(&new));
+        if let (Some(old), Some(new)) = (old, new) {
+            let RecordConfig {
+                directory: _,
+                max_bytes,
+                shard_rows,
+                hidden,
+                top_k,
+                routes,
+                sample,
+                requests,
+                origin: _,
+            } = new;
+            self.plain("record.max_bytes", &old.max_bytes, max_bytes);
+            self.plain("record.shard_rows", &old.shard_rows, shard_rows);
+            self.plain("record.hidden", &old.hidden, hidden);
+            self.plain("record.top_k", &old.top_k, top_k);
+            self.optional("record.routes", &old.routes, routes);
+            self.plain("record.sample", &old.sample, sample);
+            self.plain("record.requests", &old.requests, requests);
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Routes on their way out: who still has to forget them, and a thread that drops what they leave behind.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender};
+
+use super::nets::NetTable;
+use super::table::ServedRoute;
+use super::{RouteInfo, Shared, StartError};
+use crate::request::{ModelId, RouteId};
+use crate::runner::net::{NetDigest, NetId};
+use crate::subserver::{Detached, Message};
+
+/// What the keeper is told.
+pub(super) enum Upkeep {
+    /// Nobody holds the route any more.
+    Ended(RouteId),
+    /// A model has forgotten a route.
+    Detached(ModelId, Box<Detached>),
+    /// The thread of a model has ended: it forgets nothing any more.
+    ModelGone(ModelId),
+    Stop,
+}
+
+/// What becomes of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouteState {
+    /// It is being made; nobody can ask for it yet.
+    Preparing,
+    /// It takes requests.
+    Serving,
+    /// Its last requests are under way, or its models are about to forget it.
+    Draining,
+}
+
+struct Entry {
+    id: RouteId,
+    info: Arc<RouteInfo>,
+    route: Weak<ServedRoute>,
+    state: RouteState,
+    /// One for each time that it names one.
+    nets: Vec<(ModelId, NetId)>,
+    /// Its models have been told to forget it; these have not done so yet.
+    ended: bool,
+    forgetting: Vec<ModelId>,
+}
+
+/// All routes that some model knows.
+#[derive(Default)]
+pub(super) struct Registry {
+    next: u32,
+    /// Ascending by id.
+    entries: Vec<Entry>,
+    nets: NetTable,
+}
+
+impl Registry {
+    /// A new route, which ends when the last one who holds it lets go.
+    pub fn enter(&mut self, info: RouteInfo, upkeep: &Sender<Upkeep>) -> Arc<ServedRoute> {
+        let (id, info) = (RouteId(self.next), Arc::new(info));
+        self.next += 1;
+        let route = Arc::new(ServedRoute::new(id, info.clone(), upkeep.clone()));
+        self.entries.push(Entry {
+            id,
+            info,
+            route: Arc::downgrade(&route),
+            state: RouteState::Preparing,
+            nets: Vec::new(),
+            ended: false,
+            forgetting: Vec::new(),
+        });
+        route
+    }
+
+    fn entry(&mut self, id: RouteId) -> Option<&mut Entry> {
+        let place = self.entries.binary_search_by_key(&id, |entry| entry.id).ok()?;
+        self.entries.get_mut(place)
+    }
+
+    /// `route` names a net that the runner of `model` holds.
+    pub fn claim(&mut self, route: RouteId, model: ModelId, digest: &NetDigest) -> Option<NetId> {
+        let id = self.nets.claim(model, digest)?;
+        self.uses(route, model, id);
+        Some(id)
+    }
+
+    /// `route` names a net that the runner of `model` is to take between two forwards.
+    pub fn enter_net(&mut self, route: RouteId, model: ModelId, digest: NetDigest) -> NetId {
+        let id = self.nets.free_id(model);
+        self.enter_loaded(route, model, digest, id, false);
+        id
+    }
+
+    /// `route` names a net that the runner of `model` has taken as `id`.
+    pub fn enter_loaded(&mut self, route: RouteId, model: ModelId, digest: NetDigest, id: NetId, stays: bool) {
+        self.nets.enter(model, digest, id, stays);
+        self.uses(route, model, id);
+    }
+
+    fn uses(&mut self, route: RouteId, model: ModelId, net: NetId) {
+        if let Some(entry) = self.entry(route) {
+            entry.nets.push((model, net));
+        }
+    }
+
+    /// These routes take requests from now on, and no others.
+    pub fn serve(&mut self, routes: &[Arc<ServedRoute>]) {
+        for entry in &mut self.entries {
+            match (routes.iter().any(|route| route.id == entry.id), entry.state) {
+                (true, _) => entry.state = RouteState::Serving,
+                (false, RouteState::Serving) => entry.state = RouteState::Draining,
+                (false, _) => {}
+            }
+        }
+    }
+
+    pub fn held(&mut self, id: RouteId) -> Option<Arc<ServedRoute>> {
+        self.entry(id)?.route.upgrade()
+    }
+
+    pub fn info(&mut self, id: RouteId) -> Option<Arc<RouteInfo>> {
+        Some(self.entry(id)?.info.clone())
+    }
+
+    /// How many nets the runner of `model` holds.
+    pub fn nets(&self, model: ModelId) -> usize {
+        self.nets.count(model)
+    }
+
+    pub fn states(&self) -> impl Iterator<Item = (RouteId, Arc<RouteInfo>, RouteState)> {
+        self.entries.iter().map(|entry| (entry.id, entry.info.clone(), entry.state))
+    }
+
+    fn forgotten(&mut self, id: RouteId, model: ModelId) {
+        if let Some(entry) = self.entry(id) {
+            entry.forgetting.retain(|&other| other != model);
+        }
+        self.clean();
+    }
+
+    /// Forget the routes that no model knows any more.
+    fn clean(&mut self) {
+        self.entries.retain(|entry| !entry.ended || !entry.forgetting.is_empty());
+    }
+}
+
+impl Shared {
+    /// The registry is whole between any two operations, so a panic elsewhere cannot spoil it.
+    pub(super) fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tell the models of an ended route to forget it.
+    fn end_route(&self, id: RouteId) {
+        let mut registry = self.registry();
+        let Some(entry) = registry.entry(id) else { return };
+        entry.state = RouteState::Draining;
+        let (nets, models) = (std::mem::take(&mut entry.nets), entry.info.models.clone());
+        let mut forgetting = Vec::new();
+        for (model, _) in models {
+            let named: Vec<NetId> = nets.iter().filter(|(at, _)| *at == model).map(|&(_, net)| net).collect();
+            let unused = registry.nets.release(model, &named);
+            // A model whose thread has ended knows nothing.
+            if self.inboxes[model.index()].send(vec![Message::Detach(id, unused)]).is_ok() {
+                forgetting.push(model);
+            }
+        }
+        if let Some(entry) = registry.entry(id) {
+            (entry.ended, entry.forgetting) = (true, forgetting);
+        }
+        registry.clean();
+    }
+
+    /// Which models may hand requests to which.
+    pub(super) fn tell_coordinator(&self) {
+        let registry = self.registry();
+        let members = |entry: &Entry| entry.info.models.iter().map(|&(model, _)| model).collect::<Vec<_>>();
+        let members: Vec<Vec<ModelId>> = registry.entries.iter().map(members).collect();
+        self.coordinator.set_routes(members.iter().map(|members| &members[..]));
+    }
+}
+
+/// Keep house until told to stop.
+pub(super) fn start(shared: Arc<Shared>, work: Receiver<Upkeep>) -> Result<JoinHandle<()>, StartError> {
+    let body = move || {
+        for work in work {
+            match work {
+                Upkeep::Ended(id) => shared.end_route(id),
+                Upkeep::Detached(model, detached) => {
+                    let mut registry = shared.registry();
+                    registry.nets.gave_up(model, &detached.nets);
+                    registry.forgotten(detached.route, model);
+                    drop(registry);
+                    shared.tell_coordinator();
+                    if catch_unwind(AssertUnwindSafe(|| drop(detached))).is_err() {
+                        tracing::error!("a policy panicked as it was dropped");
+                    }
+                }
+                Upkeep::ModelGone(model) => {
+                    let mut registry = shared.registry();
+                    registry.entries.iter_mut().for_each(|entry| entry.forgetting.retain(|&other| other != model));
+                    registry.clean();
+                }
+                Upkeep::Stop => return,
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("routes".into()).spawn(body);
+    thread.map_err(|e| StartError::Routes { message: e.to_string() })
+}

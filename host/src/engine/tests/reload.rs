@@ -1,0 +1,208 @@
+//! Routes that change while requests are under way.
+
+mod world;
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use tokenrouter_plugin_api::random::uniform;
+
+use super::*;
+use world::{Every, V, W, World, X, alone, text};
+
+fn names(list: &[&str]) -> Vec<String> {
+    list.iter().map(|name| (*name).into()).collect()
+}
+
+#[test]
+fn requests_end_under_the_policy_they_began_with() {
+    let world = World::new(0);
+    let (two, three) = (Every::new(2), Every::new(3));
+    let changes = world.set(&[("r", &two), ("s", &two)]).unwrap();
+    assert_eq!(changes, RouteChanges { added: names(&["r", "s"]), ..RouteChanges::default() });
+    let mut before: Vec<_> = (0..3).map(|_| world.engine.submit(request(&world.engine, "r", 3000)).unwrap()).collect();
+    let kept = Wanted::AsServed("s".into());
+    let new = Wanted::New(three.route("r", world.directory.path()));
+    let changes = world.engine.set_routes(vec![new, kept]).unwrap();
+    assert_eq!((changes.changed, changes.unchanged), (names(&["r"]), names(&["s"])));
+    assert_eq!((changes.added, changes.removed), (vec![], vec![]));
+    let draining = world.engine.known_routes().into_iter().find(|route| route.state == RouteState::Draining).unwrap();
+    assert_eq!((&*draining.info.name, draining.requests), ("r", 3));
+    let mut after = world.engine.submit(request(&world.engine, "r", 60)).unwrap();
+    assert_eq!(text(&mut after), alone(3, 60));
+    let want = alone(2, 3000);
+    before.iter_mut().for_each(|stream| assert!(text(stream) == want));
+    world.settles(2, 0);
+    assert_eq!((two.instances(), three.instances()), (2, 2));
+}
+
+#[test]
+fn a_removed_route_drains_and_is_gone() {
+    let world = World::new(0);
+    let two = Every::new(2);
+    world.set(&[("r", &two)]).unwrap();
+    let mut running = world.engine.submit(request(&world.engine, "r", 3000)).unwrap();
+    let late = request(&world.engine, "r", 40);
+    let held = world.engine.route("r").unwrap();
+    let changes = world.set(&[]).unwrap();
+    assert_eq!(changes, RouteChanges { removed: names(&["r"]), ..RouteChanges::default() });
+    assert!(world.engine.route("r").is_none());
+    // Whoever looked it up before still has it.
+    let mut prepared = world.engine.submit(late.clone()).unwrap();
+    assert_eq!(text(&mut prepared), alone(2, 40));
+    drop(held);
+    assert_eq!(text(&mut running).len(), 3000);
+    world.settles(0, 0);
+    assert_eq!(two.instances(), 0);
+    assert_eq!(world.engine.submit(late).err(), Some(SubmitError::NoRoute));
+}
+
+/// The client that is gone takes its route with it, too.
+#[test]
+fn cancelled_requests_hold_no_route() {
+    let world = World::new(0);
+    let two = Every::new(2);
+    world.set(&[("r", &two)]).unwrap();
+    let streams: Vec<_> = (0..8).map(|_| world.engine.submit(request(&world.engine, "r", 50_000)).unwrap()).collect();
+    world.set(&[]).unwrap();
+    drop(streams);
+    world.settles(0, 0);
+    assert_eq!(two.instances(), 0);
+}
+
+#[test]
+fn what_is_refused_changes_nothing() {
+    let world = World::new(2);
+    let (two, bad, wide) = (Every::with_net(2, V), Every::with_net(0, W), Every::with_net(2, X));
+    world.set(&[("r", &two)]).unwrap();
+    let refused = |routes: &[(&str, &Every)]| {
+        let error = world.set(routes).unwrap_err().to_string();
+        world.settles(1, 1);
+        error
+    };
+    let error = refused(&[("q", &wide), ("r", &bad)]);
+    assert_eq!(error, "route `r`, model `m1`: policy `every` refuses to start: 0 tokens");
+    let error = refused(&[("r", &two), ("m0", &two)]);
+    assert_eq!(error, "route `m0`: the name is taken by another route or a model; choose another");
+    // Two more nets than there is room for.
+    let error = refused(&[("a", &Every::with_net(5, W)), ("b", &Every::with_net(5, X))]);
+    assert_eq!(error, "route `b`, model `m0`: no room");
+    let error = world.engine.set_routes(vec![Wanted::AsServed("q".into())]).unwrap_err();
+    assert_eq!(error.to_string(), "route `q`: it is not served, so it cannot be kept");
+    assert_eq!((two.instances(), bad.instances(), wide.instances()), (2, 0, 0));
+    assert_eq!(text(&mut world.engine.submit(request(&world.engine, "r", 60)).unwrap()), alone(2, 60));
+}
+
+#[test]
+fn nets_are_shared_and_given_up() {
+    let world = World::new(3);
+    let [v, w, x] = [V, W, X].map(|weights| Every::with_net(2, weights));
+    world.set(&[("r", &v), ("s", &v), ("t", &w)]).unwrap();
+    world.settles(3, 2);
+    let mut running = world.engine.submit(request(&world.engine, "r", 3000)).unwrap();
+    // `v` is in use by a request, `w` is taken over, `x` is new.
+    world.set(&[("s", &w), ("t", &x)]).unwrap();
+    assert_eq!(world.engine.nets(ModelId(0)), 3);
+    assert_eq!(text(&mut running).len(), 3000);
+    world.settles(2, 2);
+    // The same file with other numbers is another net.
+    std::fs::copy(world.directory.path().join(V), world.directory.path().join(X)).unwrap();
+    world.set(&[("t", &x)]).unwrap();
+    world.settles(1, 1);
+    world.set(&[]).unwrap();
+    world.settles(0, 0);
+}
+
+#[test]
+fn a_runner_that_takes_no_nets_later_says_so() {
+    let world = World::new(0);
+    let error = world.set(&[("r", &Every::with_net(2, V))]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "route `r`, model `m0`: net `score`: the model's runner takes router networks at its start alone; restart the server"
+    );
+    world.settles(0, 0);
+}
+
+#[test]
+fn a_model_that_is_gone_holds_nothing_up() {
+    let world = World::new(0);
+    let (two, three) = (Every::new(2), Every::new(3));
+    world.set(&[("r", &two)]).unwrap();
+    world.armed.store(true, Ordering::Relaxed);
+    let mut hit = world.engine.submit(request(&world.engine, "r", 3000)).unwrap();
+    assert!(matches!(last(&mut hit), Event::Failed(RequestError::ModelDown(_))));
+    let changes = world.set(&[("r", &three)]).unwrap();
+    assert_eq!(changes.changed, names(&["r"]));
+    wait_for(|| world.engine.known_routes().len() == 3 && two.instances() == 0);
+    assert!(matches!(world.engine.submit(request(&world.engine, "r", 5)), Err(SubmitError::ModelDown(_))));
+}
+
+/// Ends the clients however the test ends.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Clients that come and go on threads of their own while routes change at random.
+#[test]
+fn random_changes_under_random_load() {
+    const PERIODS: u32 = 4;
+    let world = World::new(1 << 20);
+    let files = [V, W, X];
+    let texts: Vec<_> = (1..=PERIODS).map(|tokens| alone(tokens, 300)).collect();
+    let periods: Mutex<HashMap<RouteId, u32>> = Mutex::default();
+    let (done, answers) = (AtomicBool::new(false), AtomicU64::new(0));
+    let every: Vec<_> = (1..=PERIODS).map(|tokens| Every::with_net(tokens, files[tokens as usize % 3])).collect();
+    std::thread::scope(|scope| {
+        let _stop = Stop(&done);
+        for client in 0..6 {
+            let (world, texts, periods, done, answers) = (&world, &texts, &periods, &done, &answers);
+            scope.spawn(move || {
+                let mut draws = 0;
+                let mut draw = |below: f64| {
+                    draws += 1;
+                    (uniform(client, draws, 1 << 20) * below) as usize
+                };
+                while !done.load(Ordering::Relaxed) {
+                    let Some(route) = world.engine.route(["r", "s"][draw(2.0)]) else { continue };
+                    let length = 1 + draw(300.0);
+                    let new = NewRequest { route: route.id, ..request(&world.engine, "m0", length as u32) };
+                    let mut stream = world.engine.submit(new).unwrap();
+                    let id = route.id;
+                    drop(route);
+                    if draw(4.0) > 0 {
+                        let got = text(&mut stream);
+                        // Entered right after the change.
+                        wait_for(|| periods.lock().unwrap().contains_key(&id));
+                        let period = periods.lock().unwrap()[&id];
+                        assert!(got == texts[period as usize - 1][..length], "not the text of its policy");
+                        answers.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        let mut changes = 0;
+        let mut draws = 0;
+        while changes < 300 || answers.load(Ordering::Relaxed) < 100 {
+            let mut draw = |below: f64| {
+                draws += 1;
+                (uniform(77, draws, 1 << 20) * below) as usize
+            };
+            let pick = |name| (draw(5.0) > 0).then(|| (name, &every[draw(4.0)]));
+            let wanted: Vec<(&str, &Every)> = ["r", "s"].into_iter().filter_map(pick).collect();
+            world.set(&wanted).unwrap();
+            let mut periods = periods.lock().unwrap();
+            for (name, policy) in wanted {
+                periods.insert(world.engine.find_route(name).unwrap(), policy.tokens);
+            }
+            changes += 1;
+        }
+    });
+    world.set(&[]).unwrap();
+    world.settles(0, 0);
+    assert!(every.iter().all(|policy| policy.instances() == 0));
+}
