@@ -137,7 +137,7 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = json_response(self.status, &self.body());
         let headers = response.headers_mut();
-        // A model that is down, and a disabled route, do not come back before a restart.
+        // A model that is down does not come back before a restart, nor a disabled route before a reload.
         let for_good = [MODEL_DOWN, ROUTE_DISABLED].contains(&self.code);
         if self.status == StatusCode::SERVICE_UNAVAILABLE && !for_good {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));

@@ -42,7 +42,10 @@ impl Reloader {
         let config = config.taken_over(&current.config).map_err(|e| Refused::Restart(e.to_string()))?;
         let next = current.with_config(config)?;
         refuse_recorded(&current, &next)?;
-        let routes = self.engine.set_routes(next.wanted(&current)).map_err(|error| next.start_failure(&error))?;
+        // A reload is the operator's word that a disabled route may be tried again.
+        let disabled = |name: &str| self.engine.route(name).is_some_and(|route| route.disabled().is_some());
+        let wanted = next.wanted(&current, disabled);
+        let routes = self.engine.set_routes(wanted).map_err(|error| next.start_failure(&error))?;
         let models = self.set_waits(&current, &next)?;
         *current = next;
         Ok(Reloaded { routes, models })

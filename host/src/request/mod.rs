@@ -107,8 +107,8 @@ pub struct ModelDown {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "route `{route}` is disabled: hook `{hook}` of plugin `{plugin}` failed at model `{model}` (on_error = \"disable_route\"); \
-     use another one of GET /v1/models; the operator finds the error in the server's log, corrects the plugin and restarts \
-     the server"
+     use another one of GET /v1/models; the operator finds the error in the server's log, corrects the plugin and reloads \
+     the configuration"
 )]
 pub struct RouteDisabled {
     /// Name of the route.

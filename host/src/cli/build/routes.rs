@@ -130,12 +130,13 @@ impl Prepared {
         Ok(next)
     }
 
-    /// What an engine that serves the routes of `before` is to serve.
-    pub fn wanted(&self, before: &Self) -> Vec<Wanted> {
+    /// What an engine that serves the routes of `before` is to serve. `renew`: the route of this name is made anew,
+    /// changed or not.
+    pub fn wanted(&self, before: &Self, renew: impl Fn(&str) -> bool) -> Vec<Wanted> {
         let wanted = |index: usize| {
             let name = &self.config.routes[index].name;
             let known = before.config.routes.iter().position(|route| route.name == *name);
-            match known.filter(|&known| self.same_route(index, before, known)) {
+            match known.filter(|&known| self.same_route(index, before, known) && !renew(name)) {
                 Some(_) => Wanted::AsServed(name.clone()),
                 None => Wanted::New(Box::new(self.route(index))),
             }
@@ -143,12 +144,12 @@ impl Prepared {
         (0..self.config.routes.len()).map(wanted).collect()
     }
 
-    /// What [`Self::wanted`] will come to.
+    /// What has changed since `before`.
     pub fn changes(&self, before: &Self) -> RouteChanges {
         let mut changes = RouteChanges::default();
         let names = |of: &Self| of.config.routes.iter().map(|route| route.name.clone()).collect::<Vec<_>>();
         let (known, left) = (names(before), names(self));
-        for wanted in self.wanted(before) {
+        for wanted in self.wanted(before, |_| false) {
             match wanted {
                 Wanted::AsServed(name) => changes.unchanged.push(name),
                 Wanted::New(route) if known.contains(&route.name) => changes.changed.push(route.name),
