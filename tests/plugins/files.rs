@@ -225,6 +225,17 @@ fn case_26_what_everybody_may_change() {
     assert!(inspect(&scratch.path()).is_err());
     let hash = NativePlugin::load(&library("libprobe.so"), None).unwrap().sha256().to_owned();
     assert!(NativePlugin::load(&scratch.path(), Some(&hash)).is_ok());
+    let path = scratch.path();
+    let directory = path.parent().unwrap();
+
+    std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mode = |mode| std::fs::set_permissions(directory, std::fs::Permissions::from_mode(mode)).unwrap();
+    mode(0o777);
+    assert!(refused(&scratch.path()).contains("where every user of this machine may put another in its place"));
+    assert!(NativePlugin::load(&scratch.path(), Some(&hash)).is_ok());
+    // Nobody can replace the file of another.
+    mode(0o1777);
+    assert!(NativePlugin::load(&scratch.path(), None).is_ok());
 }
 
 #[test]

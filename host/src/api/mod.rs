@@ -15,7 +15,7 @@ mod http;
 mod metrics;
 mod models;
 mod params;
-mod policy_metrics;
+mod prometheus;
 mod prompts;
 mod reader;
 mod run;
@@ -63,7 +63,7 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/v1/models/{*id}", get(models::one))
         .route("/health", get(health::health))
         .route("/ready", get(health::ready))
-        .route("/metrics", get(policy_metrics::metrics))
+        .route("/metrics", get(prometheus::metrics))
         .route("/metrics/steps", get(metrics::steps))
         .merge(admin_endpoints())
         .fallback(http::no_such_path)

@@ -28,7 +28,7 @@ fn case_10_a_route_that_disables_itself_loses_no_request() {
     assert_eq!((&error["code"], &error["type"]), (&json!("route_disabled"), &json!("server_error")));
     let message = error["message"].as_str().unwrap();
     let begin = "route `bad` is disabled: hook `finished` of plugin `probe` failed at model `";
-    assert!(message.starts_with(begin) && message.contains("restart"), "{message}");
+    assert!(message.starts_with(begin) && message.contains("reloads the configuration"), "{message}");
     assert!(!message.contains("told to panic"), "what a panic says is for the log alone: {message}");
 
     let (status, ready) = server.get_json("/ready");

@@ -4,7 +4,7 @@
 //! calls a library for another processor "no such file".
 
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use object::LittleEndian;
 use object::elf::{self, FileHeader64};
@@ -21,13 +21,24 @@ const MACHINE: u16 = elf::EM_X86_64.0;
 #[cfg(target_arch = "aarch64")]
 const MACHINE: u16 = elf::EM_AARCH64.0;
 
+/// Rights of a file or directory.
+const WRITABLE_BY_ALL: u32 = 0o002;
+const STICKY: u32 = 0o1000;
+
 /// Why a file is not opened as a plugin.
 #[derive(Debug, thiserror::Error)]
 pub enum GateError {
     #[error(transparent)]
     File(#[from] FileError),
+    #[error("its place cannot be looked at ({0}); check its directory's permissions")]
+    Place(#[from] std::io::Error),
     #[error("may be changed by every user of this machine; take that right away (chmod o-w), or pin it with sha256")]
     WritableByAll,
+    #[error(
+        "lies in {}, where every user of this machine may put another in its place; take that right away (chmod o-w), or pin it with sha256",
+        .0.display()
+    )]
+    ReplaceableByAll(PathBuf),
     #[error("is {0}, not an ELF shared object; {1}")]
     NotElf(&'static str, &'static str),
     #[error("is a {0} ELF file; build the plugin for this server's target")]
@@ -64,8 +75,15 @@ pub struct Checked {
 pub fn check(path: &Path, pin: Option<&str>) -> Result<Checked, GateError> {
     let (bytes, found) = file::read(path, MAX_BYTES)?;
     // What it does is done with the rights of this process. A pin says which content is meant.
-    if pin.is_none() && found.mode() & 0o002 != 0 {
-        return Err(GateError::WritableByAll);
+    if pin.is_none() {
+        if found.mode() & WRITABLE_BY_ALL != 0 {
+            return Err(GateError::WritableByAll);
+        }
+        let directory = std::fs::canonicalize(path)?.parent().map(Path::to_owned).unwrap_or_default();
+        // In a sticky one files can be replaced by their owner alone.
+        if std::fs::metadata(&directory)?.mode() & (WRITABLE_BY_ALL | STICKY) == WRITABLE_BY_ALL {
+            return Err(GateError::ReplaceableByAll(directory));
+        }
     }
     let metadata = check_elf(&bytes)?;
     let sha256 = file::digest(&bytes, pin)?;

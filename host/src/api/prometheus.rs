@@ -1,4 +1,4 @@
-//! GET /metrics: what policies do, in the text format of Prometheus.
+//! GET /metrics: what policies do, and what the process has, in the text format of Prometheus.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -17,7 +17,26 @@ pub async fn metrics(State(state): State<Arc<AppState>>) -> Response {
     let routes = state.engine.routes();
     let disabled = routes.iter().filter(|route| route.policy.is_some());
     let disabled = disabled.map(|route| (route.name.as_str(), route.disabled().is_some()));
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text(&rows, disabled)).into_response()
+    let mut text = text(&rows, disabled);
+    process(&mut text);
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
+}
+
+/// Memory and files of the process, under the names that Prometheus' own clients use. A plugin that leaks shows here.
+fn process(text: &mut String) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
+    let resident = resident.and_then(|kilobytes| kilobytes.parse::<u64>().ok()).map(|kilobytes| kilobytes << 10);
+    // The directory itself is open while it is read.
+    let files = std::fs::read_dir("/proc/self/fd").ok().map(|files| files.count().saturating_sub(1) as u64);
+    for (name, help, value) in [
+        ("process_resident_memory_bytes", "Memory of the process that is in RAM.", resident),
+        ("process_open_fds", "Open files of the process.", files),
+    ] {
+        if let Some(value) = value {
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
+        }
+    }
 }
 
 /// Labels, and what was counted under them.
@@ -91,6 +110,19 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn the_process_is_measured() {
+        let mut text = String::new();
+        process(&mut text);
+        let value = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            line.unwrap_or_else(|| panic!("{name} in {text}")).parse::<u64>().unwrap()
+        };
+        assert!(value("process_resident_memory_bytes") > 1 << 20);
+        // Its output and its errors at least.
+        assert!(value("process_open_fds") >= 2);
+    }
 
     #[test]
     fn the_text_format() {
