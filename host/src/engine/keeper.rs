@@ -152,10 +152,10 @@ impl Shared {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tell the models of an ended route to forget it.
-    fn end_route(&self, id: RouteId) {
+    /// Tell the models of an ended route to forget it. Nothing if they have been told.
+    pub(super) fn end_route(&self, id: RouteId) {
         let mut registry = self.registry();
-        let Some(entry) = registry.entry(id) else { return };
+        let Some(entry) = registry.entry(id).filter(|entry| !entry.ended) else { return };
         entry.state = RouteState::Draining;
         let (nets, models) = (std::mem::take(&mut entry.nets), entry.info.models.clone());
         let mut forgetting = Vec::new();

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::keeper::RouteState;
 use super::routes::{Loader, attach, describe};
 use super::table::{Routes, ServedRoute};
-use super::{Engine, RouteInfo, RouteSetup, StartError};
+use super::{Engine, RouteInfo, RouteSetup, Shared, StartError};
 use crate::request::{ModelId, RouteId};
 use crate::runner::net::{NetId, ReadyNet};
 use crate::subserver::{Attach, Message};
@@ -51,6 +51,21 @@ struct Brought {
     done: Receiver<Result<(), String>>,
 }
 
+/// A change that is being made. Dropped before it is whole, it is undone: the next change must not take over nets
+/// that a model may never have got.
+struct Change<'a> {
+    shared: &'a Shared,
+    loader: Loader,
+    brought: Vec<Brought>,
+    entered: Vec<RouteId>,
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.entered.drain(..).for_each(|route| self.shared.end_route(route));
+    }
+}
+
 impl Engine {
     /// Serve `wanted` and the bare models, in this order, in place of the present routes: all of it or, with
     /// the error, nothing. Requests accepted before finish under the policies that they began with; what
@@ -64,8 +79,7 @@ impl Engine {
         let (alone, routed): (Vec<_>, Vec<_>) = before.iter().cloned().partition(|route| route.policy.is_none());
         let mut changes = RouteChanges::default();
         let mut served: Vec<Arc<ServedRoute>> = Vec::new();
-        let mut brought = Vec::new();
-        let mut loader = Loader::default();
+        let mut change = Change { shared, loader: Loader::default(), brought: Vec::new(), entered: Vec::new() };
         for wanted in wanted {
             let route = match wanted {
                 Wanted::AsServed(name) => {
@@ -78,7 +92,7 @@ impl Engine {
                 Wanted::New(setup) => {
                     let known = routed.iter().any(|route| route.name == setup.name);
                     if known { &mut changes.changed } else { &mut changes.added }.push(setup.name.clone());
-                    self.bring(&setup, &mut loader, &mut brought)?
+                    self.bring(&setup, &mut change)?
                 }
             };
             if let Some(twice) = served.iter().chain(&alone).find(|other| other.name == route.name) {
@@ -89,7 +103,8 @@ impl Engine {
         let kept = |route: &Arc<ServedRoute>| served.iter().any(|other| other.name == route.name);
         changes.removed = routed.iter().filter(|route| !kept(route)).map(|route| route.name.clone()).collect();
         served.extend(alone);
-        self.attach_all(brought)?;
+        self.attach_all(std::mem::take(&mut change.brought))?;
+        change.entered.clear();
         shared.tell_coordinator();
         let mut registry = shared.registry();
         registry.serve(&served);
@@ -98,15 +113,11 @@ impl Engine {
         Ok(changes)
     }
 
-    /// Make `setup` at all its models. Dropping the route undoes it.
-    fn bring(
-        &self,
-        setup: &RouteSetup,
-        loader: &mut Loader,
-        brought: &mut Vec<Brought>,
-    ) -> Result<Arc<ServedRoute>, StartError> {
-        let shared = &self.shared;
+    /// Make `setup` at all its models.
+    fn bring(&self, setup: &RouteSetup, change: &mut Change<'_>) -> Result<Arc<ServedRoute>, StartError> {
+        let Change { shared, loader, brought, entered } = change;
         let route = shared.registry().enter(describe(setup, &shared.models)?, &shared.upkeep);
+        entered.push(route.id);
         for &(model, _) in &setup.models {
             let place = &shared.places[model.index()];
             let mut nets: Vec<(NetId, ReadyNet)> = Vec::new();

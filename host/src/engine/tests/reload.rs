@@ -93,6 +93,24 @@ fn what_is_refused_changes_nothing() {
     assert_eq!(text(&mut world.engine.submit(request(&world.engine, "r", 60)).unwrap()), alone(2, 60));
 }
 
+/// The change that follows a refused one at once takes over no net that the refused one was to bring.
+#[test]
+fn what_is_refused_lends_no_nets() {
+    let world = World::new(4);
+    let (two, bad) = (Every::with_net(2, W), Every::with_net(0, W));
+    let want = alone(2, 20);
+    for _ in 0..100 {
+        world.set(&[("r", &bad)]).unwrap_err();
+        world.set(&[("r", &bad)]).unwrap_err();
+        let known = world.engine.known_routes();
+        assert!(known.iter().all(|route| route.state != RouteState::Preparing), "{known:?}");
+        world.set(&[("r", &two)]).unwrap();
+        assert!(text(&mut world.engine.submit(request(&world.engine, "r", 20)).unwrap()) == want);
+        world.set(&[]).unwrap();
+    }
+    world.settles(0, 0);
+}
+
 #[test]
 fn nets_are_shared_and_given_up() {
     let world = World::new(3);
