@@ -24,7 +24,7 @@ use at_model::AtModel;
 pub use checked::CheckedNets;
 use crossbeam_channel::Sender;
 pub use keeper::RouteState;
-use keeper::{Registry, Upkeep};
+use keeper::{Keeper, Registry, Upkeep};
 pub use reload::{KnownRoute, RouteChanges, Wanted};
 pub use routes::check_route;
 use routes::{Loader, ModelPlace, attach, describe};
@@ -33,7 +33,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::online::{self, Pace, Paces};
 use crate::policy::PolicyFactory;
-use crate::policy::monitor::{Hung, Monitor, Monitors};
+use crate::policy::monitor::{Hook, Hung, Monitor, Monitors};
 use crate::request::{
     Event, ModelDown, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteDisabled, RouteId, TokenId, Told,
 };
@@ -334,7 +334,7 @@ pub struct Engine {
     threads: Vec<JoinHandle<Option<Box<dyn Runner>>>>,
     /// Ends with the last model's thread.
     delivery: Option<JoinHandle<()>>,
-    keeper: Option<JoinHandle<()>>,
+    keeper: Option<Keeper>,
     /// Held while routes change.
     changing: Mutex<()>,
     tuner: Option<online::Thread>,
@@ -465,14 +465,17 @@ impl Engine {
             let pacer = Pacer::new(shared.coordinator.clone(), model);
             let body = move || {
                 let run = AssertUnwindSafe(|| worker::run(&mut server, &inbox, &at, &board, pacer, zero));
-                if catch_unwind(run).is_err() {
+                let panicked = catch_unwind(run).is_err();
+                if panicked {
                     // From here on nothing can be sent to it.
                     drop(inbox);
                     board.clear();
                     at.model_panicked();
-                    return None;
                 }
-                server.into_runner()
+                let (runner, routes) = server.into_parts();
+                // A policy may block in its drop.
+                let _ = at.shared.upkeep.send(Upkeep::Left(routes));
+                runner.filter(|_| !panicked)
             };
             let thread = std::thread::Builder::new().name(format!("model-{name}")).spawn(body);
             engine.threads.push(thread.map_err(|e| StartError::Thread { model: name, message: e.to_string() })?);
@@ -515,9 +518,9 @@ impl Engine {
         self.monitors.list()
     }
 
-    /// Hooks that have run for a second or more and have not come back.
+    /// Hooks that have run for a second or more and have not come back. Not drops, which hold no model up.
     pub fn hung_hooks(&self) -> Vec<Hung> {
-        self.monitors.hung()
+        self.monitors.hung().into_iter().filter(|hung| hung.hook != Hook::Drop).collect()
     }
 
     /// End the process when a hook has run for longer than `limit`.
@@ -630,20 +633,22 @@ impl Engine {
         self.stop_accepting();
         self.tuner = None;
         self.shared.inboxes.iter().for_each(|inbox| drop(inbox.send(vec![Message::Shutdown])));
+        let threads = std::mem::take(&mut self.threads);
         // A panic has been reported by the hook and by `model_panicked`.
         let ended = |(model, thread): (usize, JoinHandle<_>)| {
             let name = &self.shared.models[model].name;
-            watch::join(thread, || self.monitors.hung().iter().any(|hung| hung.names.model == *name)).flatten()
+            watch::join(thread, || self.hung_hooks().iter().any(|hung| hung.names.model == *name)).flatten()
         };
-        let threads = std::mem::take(&mut self.threads);
         let runners: Vec<_> = threads.into_iter().enumerate().map(ended).collect();
         // What they had to tell is told. A thread that hangs may have more, some day.
         if let Some(delivery) = self.delivery.take() {
-            let _ = watch::join(delivery, || !self.monitors.hung().is_empty());
+            let _ = watch::join(delivery, || !self.hung_hooks().is_empty());
         }
         if let Some(keeper) = self.keeper.take() {
             let _ = self.shared.upkeep.send(Upkeep::Stop);
-            let _ = keeper.join();
+            let _ = keeper.routes.join();
+            let dropping = |hung: &Hung| hung.hook == Hook::Drop;
+            let _ = watch::join(keeper.drops, || self.monitors.hung().iter().any(dropping));
         }
         self.watchdog = None;
         // A hand-off may have been under way to a model that had already ended.

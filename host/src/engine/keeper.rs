@@ -1,17 +1,17 @@
-//! Routes on their way out: who still has to forget them, and a thread that drops what they leave behind.
+//! Routes on their way out: who still has to forget them, and threads that see to it and drop what they leave behind.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::nets::NetTable;
 use super::table::ServedRoute;
 use super::{RouteInfo, Shared, StartError};
 use crate::request::{ModelId, RouteId};
 use crate::runner::net::{NetDigest, NetId};
-use crate::subserver::{Detached, Message};
+use crate::subserver::{Attachment, Detached, Message};
 
 /// What the keeper is told.
 pub(super) enum Upkeep {
@@ -21,6 +21,8 @@ pub(super) enum Upkeep {
     Detached(ModelId, Box<Detached>),
     /// The thread of a model has ended: it forgets nothing any more.
     ModelGone(ModelId),
+    /// What a model had as its thread ended.
+    Left(Vec<Attachment>),
     Stop,
 }
 
@@ -182,8 +184,22 @@ impl Shared {
     }
 }
 
-/// Keep house until told to stop.
-pub(super) fn start(shared: Arc<Shared>, work: Receiver<Upkeep>) -> Result<JoinHandle<()>, StartError> {
+/// The threads that keep house until told to stop.
+pub(super) struct Keeper {
+    pub routes: JoinHandle<()>,
+    /// Drops policies and nets until `routes` has ended. Apart from it, for a policy may block there.
+    pub drops: JoinHandle<()>,
+}
+
+pub(super) fn start(shared: Arc<Shared>, work: Receiver<Upkeep>) -> Result<Keeper, StartError> {
+    let (left, leavings) = unbounded::<Box<dyn Send>>();
+    let drops = spawn("drops", move || {
+        for leaving in leavings {
+            if catch_unwind(AssertUnwindSafe(|| drop(leaving))).is_err() {
+                tracing::error!("a policy panicked as it was dropped");
+            }
+        }
+    })?;
     let body = move || {
         for work in work {
             match work {
@@ -194,19 +210,25 @@ pub(super) fn start(shared: Arc<Shared>, work: Receiver<Upkeep>) -> Result<JoinH
                     registry.forgotten(detached.route, model);
                     drop(registry);
                     shared.tell_coordinator();
-                    if catch_unwind(AssertUnwindSafe(|| drop(detached))).is_err() {
-                        tracing::error!("a policy panicked as it was dropped");
-                    }
+                    // Its thread ends after this one.
+                    let _ = left.send(detached);
                 }
                 Upkeep::ModelGone(model) => {
                     let mut registry = shared.registry();
                     registry.entries.iter_mut().for_each(|entry| entry.forgetting.retain(|&other| other != model));
                     registry.clean();
                 }
+                Upkeep::Left(routes) => {
+                    routes.into_iter().for_each(|route| drop(left.send(Box::new(route))));
+                }
                 Upkeep::Stop => return,
             }
         }
     };
-    let thread = std::thread::Builder::new().name("routes".into()).spawn(body);
+    Ok(Keeper { routes: spawn("routes", body)?, drops })
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StartError> {
+    let thread = std::thread::Builder::new().name(name.into()).spawn(body);
     thread.map_err(|e| StartError::Routes { message: e.to_string() })
 }

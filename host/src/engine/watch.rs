@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 
 use super::StartError;
-use crate::policy::monitor::{Hung, Look, Monitors, Watchdog};
+use crate::policy::monitor::{Hook, Hung, Look, Monitors, Watchdog};
 
 /// Time between two looks.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -55,6 +55,16 @@ pub(super) fn start(monitors: Arc<Monitors>) -> Result<Thread, StartError> {
 fn tell(look: &Look) {
     for Hung { names, hook, step, lasted } in &look.began {
         let (plugin, route, model) = (&names.plugin, &names.route, &names.model);
+        if *hook == Hook::Drop {
+            tracing::error!(
+                plugin,
+                route,
+                model,
+                "an instance does not come back from its drop; it and those to be dropped after it stay in memory. The \
+                 server goes on, and its stop does not wait"
+            );
+            continue;
+        }
         let (hook, seconds) = (hook.name(), lasted.as_secs_f64());
         tracing::error!(
             plugin,
@@ -70,7 +80,7 @@ fn tell(look: &Look) {
     for Hung { names, hook, step, lasted } in &look.ended {
         let (plugin, route, model) = (&names.plugin, &names.route, &names.model);
         let (hook, seconds) = (hook.name(), lasted.as_secs_f64());
-        tracing::warn!(plugin, route, model, hook, step, seconds, "the hook has come back; its model goes on");
+        tracing::warn!(plugin, route, model, hook, step, seconds, "the hook has come back");
     }
 }
 

@@ -47,6 +47,10 @@ impl Attachments {
         self.0.iter().map(|place| &place.attachment)
     }
 
+    pub fn into_all(self) -> Vec<Attachment> {
+        self.0.into_iter().map(|place| place.attachment).collect()
+    }
+
     pub fn attach(&mut self, route: RouteId, attachment: Attachment) {
         let new = Place { route, attachment, replicas: 0, leaving: None };
         match self.place(route) {

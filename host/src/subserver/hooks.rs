@@ -24,6 +24,14 @@ pub(super) struct Hooks {
     pub notes: Vec<Note>,
 }
 
+impl Drop for Hooks {
+    fn drop(&mut self) {
+        if let (Some(policy), Some(meter)) = (self.policy.take(), &self.meter) {
+            meter.drop_policy(policy);
+        }
+    }
+}
+
 impl Hooks {
     pub fn new(policy: Option<Box<dyn PolicyInstance>>, on_error: OnError) -> Self {
         Self { policy, meter: None, on_error, failure: None, notes: Vec::new() }

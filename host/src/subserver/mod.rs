@@ -149,10 +149,10 @@ impl SubServer {
         Self { observer, ..self }
     }
 
-    /// The runner, for another sub-server; `None` for one that can compute nothing any more. What this
-    /// sub-server still knows is lost.
-    pub fn into_runner(self) -> Option<Box<dyn Runner>> {
-        self.down.is_none().then_some(self.runner)
+    /// The runner, for another sub-server, and the routes; `None` for a runner that can compute nothing any more.
+    /// What this sub-server still knows of requests is lost.
+    pub fn into_parts(self) -> (Option<Box<dyn Runner>>, Vec<Attachment>) {
+        (self.down.is_none().then_some(self.runner), self.routes.into_all())
     }
 
     /// Use another resolve step. For tests that show that the invariants notice a broken one.

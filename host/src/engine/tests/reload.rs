@@ -143,6 +143,31 @@ fn a_runner_that_takes_no_nets_later_says_so() {
 }
 
 #[test]
+fn a_drop_that_hangs_holds_nothing_up() {
+    let world = World::new(1);
+    let (two, net) = (Every::new(2), Every::with_net(3, V));
+    two.holds.store(true, Ordering::Relaxed);
+    world.set(&[("r", &two)]).unwrap();
+    world.set(&[]).unwrap();
+    // Others come and go meanwhile.
+    for _ in 0..2 {
+        world.set(&[("s", &net)]).unwrap();
+        assert_eq!(text(&mut world.engine.submit(request(&world.engine, "s", 20)).unwrap()), alone(3, 20));
+        world.set(&[]).unwrap();
+        world.settles(0, 0);
+    }
+    wait_for(|| world.engine.monitors.hung().iter().any(|hung| hung.hook == Hook::Drop));
+    // It holds no model up.
+    assert_eq!(world.engine.hung_hooks(), []);
+    // This one is still served as the engine ends.
+    world.set(&[("t", &two)]).unwrap();
+    drop(world);
+    assert_eq!(two.instances(), 4);
+    two.holds.store(false, Ordering::Relaxed);
+    wait_for(|| two.instances() + net.instances() == 0);
+}
+
+#[test]
 fn a_model_that_is_gone_holds_nothing_up() {
     let world = World::new(0);
     let (two, three) = (Every::new(2), Every::new(3));

@@ -18,6 +18,7 @@ fn mark(hook: Hook) -> u64 {
         Hook::Send => *b"send    ",
         Hook::Receive => *b"receive ",
         Hook::Finished => *b"finished",
+        Hook::Drop => *b"drop    ",
     })
 }
 
@@ -67,7 +68,7 @@ impl Breadcrumb {
     pub fn inside(&self) -> Option<(Hook, u64)> {
         let call = self.calls.load(Relaxed);
         let now = self.hook.load(Relaxed);
-        Hook::ALL.into_iter().find(|hook| mark(*hook) == now).map(|hook| (hook, call))
+        Hook::ALL.into_iter().chain([Hook::Drop]).find(|hook| mark(*hook) == now).map(|hook| (hook, call))
     }
 }
 
@@ -85,7 +86,7 @@ mod tests {
         let crumb = Breadcrumb::new(&names);
         assert!(crumb.who.starts_with(b"of plugin p, route r, model xxx"));
         assert_eq!((&crumb.title, crumb.hook.load(Relaxed)), (&TITLE, OUTSIDE));
-        for hook in Hook::ALL {
+        for hook in Hook::ALL.into_iter().chain([Hook::Drop]) {
             assert_eq!(String::from_utf8_lossy(&mark(hook).to_ne_bytes()).trim_end(), hook.name());
         }
     }
@@ -94,7 +95,7 @@ mod tests {
     fn each_hook_is_told_from_the_others_and_from_outside() {
         let crumb = Breadcrumb::new(&Names { route: "r".into(), model: "m".into(), plugin: "p".into() });
         assert_eq!(crumb.inside(), None);
-        for (call, hook) in (1..).zip(Hook::ALL) {
+        for (call, hook) in (1..).zip(Hook::ALL.into_iter().chain([Hook::Drop])) {
             crumb.enter(hook);
             assert_eq!(crumb.inside(), Some((hook, call)));
             crumb.leave();

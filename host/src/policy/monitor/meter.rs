@@ -76,6 +76,13 @@ impl Meter {
         result
     }
 
+    /// Drop `policy`, in sight of the watchdog.
+    pub fn drop_policy(&self, policy: Box<dyn PolicyInstance>) {
+        self.monitor.crumb.enter(Hook::Drop);
+        drop(policy);
+        self.monitor.crumb.leave();
+    }
+
     fn float_mode_changed(&mut self, hook: Hook, notes: &mut Vec<Note>) {
         self.monitor.count_wrong(hook, 0, 1);
         self.float_modes += 1;

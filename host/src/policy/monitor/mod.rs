@@ -1,8 +1,8 @@
 //! What the server sees of policies at work: the hook that runs just now, how long hooks take, and what goes
 //! wrong in them.
 //!
-//! Each instance has a [`Monitor`]. Its model's thread alone writes there, by relaxed stores; others read at any
-//! time.
+//! Each instance has a [`Monitor`]. Its model's thread alone writes there, by relaxed stores, and after it the thread
+//! that drops the instance; others read at any time.
 
 mod counts;
 mod crumb;
@@ -22,7 +22,7 @@ pub use watchdog::{HUNG_AFTER, Hung, Look, Watchdog};
 /// Wall time of a call if a route says nothing.
 pub const DEFAULT_BUDGET: Duration = Duration::from_micros(200);
 
-/// The hooks that run while requests are served.
+/// What a policy does on the server's threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     Entry,
@@ -30,9 +30,12 @@ pub enum Hook {
     Send,
     Receive,
     Finished,
+    /// The instance is dropped. No request waits for it, and nothing is counted.
+    Drop,
 }
 
 impl Hook {
+    /// Those that run while requests are served.
     pub const ALL: [Self; 5] = [Self::Entry, Self::Route, Self::Send, Self::Receive, Self::Finished];
 
     pub fn name(self) -> &'static str {
@@ -42,6 +45,7 @@ impl Hook {
             Self::Send => "send",
             Self::Receive => "receive",
             Self::Finished => "finished",
+            Self::Drop => "drop",
         }
     }
 }
@@ -63,7 +67,7 @@ pub struct Monitor {
     /// Wall time that a call may take.
     pub budget: Duration,
     crumb: Breadcrumb,
-    sums: [HookSums; Hook::ALL.len()],
+    sums: [HookSums; Hook::Drop as usize + 1],
 }
 
 impl Monitor {
@@ -134,10 +138,11 @@ impl Monitors {
         self.abort_after.store((limit.as_millis() as u64).max(1), Relaxed);
     }
 
-    /// Of `hung`, one that ran for longer than the process may live with.
+    /// Of `hung`, one that ran for longer than the process may live with. No request waits for a drop.
     pub fn fatal<'a>(&self, hung: &'a [Hung]) -> Option<&'a Hung> {
         let limit = self.abort_after.load(Relaxed);
-        hung.iter().find(|hung| limit > 0 && hung.lasted >= Duration::from_millis(limit))
+        let too_long = |hung: &Hung| hung.hook != Hook::Drop && hung.lasted >= Duration::from_millis(limit);
+        hung.iter().find(|hung| limit > 0 && too_long(hung))
     }
 }
 
@@ -169,5 +174,6 @@ mod tests {
         assert_eq!(monitors.fatal(&long), None);
         monitors.abort_after(Duration::from_secs(5));
         assert_eq!((monitors.fatal(&long), monitors.fatal(&long[..1])), (Some(&long[1]), None));
+        assert_eq!(monitors.fatal(&[Hung { hook: Hook::Drop, ..hung(100_000) }]), None);
     }
 }

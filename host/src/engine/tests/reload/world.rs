@@ -25,6 +25,8 @@ pub struct Every {
     weights: Option<&'static str>,
     /// As many as there are instances, and one for each that is kept here.
     alive: Arc<()>,
+    /// Drops of instances wait while it is set.
+    pub holds: Arc<AtomicBool>,
 }
 
 struct Instance {
@@ -32,11 +34,20 @@ struct Instance {
     own: u32,
     wanted: Requirements,
     _alive: Arc<()>,
+    holds: Arc<AtomicBool>,
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        while self.holds.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 impl Every {
     pub fn new(tokens: u32) -> Self {
-        Self { tokens, weights: None, alive: Arc::default() }
+        Self { tokens, weights: None, alive: Arc::default(), holds: Arc::default() }
     }
 
     pub fn with_net(tokens: u32, weights: &'static str) -> Self {
@@ -53,7 +64,7 @@ impl Every {
             name: name.into(),
             models: vec![(ModelId(0), "a".into()), (ModelId(1), "b".into())],
             entry: 0,
-            policy: Arc::new(Factory(self.tokens, self.weights, Arc::downgrade(&self.alive))),
+            policy: Arc::new(Factory(self.tokens, self.weights, Arc::downgrade(&self.alive), self.holds.clone())),
             settings: "{}".into(),
             on_error: OnError::FailRequest,
             budget: crate::policy::monitor::DEFAULT_BUDGET,
@@ -63,7 +74,7 @@ impl Every {
     }
 }
 
-struct Factory(u32, Option<&'static str>, std::sync::Weak<()>);
+struct Factory(u32, Option<&'static str>, std::sync::Weak<()>, Arc<AtomicBool>);
 
 impl PolicyFactory for Factory {
     fn name(&self) -> &str {
@@ -86,7 +97,7 @@ impl PolicyFactory for Factory {
         if self.0 == 0 && context.model == 1 {
             return Err(refused);
         }
-        Ok(Box::new(Instance { tokens: self.0, own: context.model, wanted, _alive: alive }))
+        Ok(Box::new(Instance { tokens: self.0, own: context.model, wanted, _alive: alive, holds: self.3.clone() }))
     }
 }
 
