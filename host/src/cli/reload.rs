@@ -41,9 +41,9 @@ impl Reloader {
         let config = load(&self.arguments).map_err(Failure::input)?;
         let config = config.taken_over(&current.config).map_err(|e| Refused::Restart(e.to_string()))?;
         let next = current.with_config(config)?;
-        refuse_recorded(&current, &next)?;
         // A reload is the operator's word that a disabled route may be tried again.
         let disabled = |name: &str| self.engine.route(name).is_some_and(|route| route.disabled().is_some());
+        refuse_recorded(&current, &next, &next.changes(&current, disabled))?;
         let wanted = next.wanted(&current, disabled);
         let routes = self.engine.set_routes(wanted).map_err(|error| next.start_failure(&error))?;
         let models = self.set_waits(&current, &next)?;
@@ -71,10 +71,11 @@ impl Reloader {
     }
 }
 
-/// The manifest of a recording lists its routes, which hold for all of it.
-fn refuse_recorded(before: &Prepared, next: &Prepared) -> Result<(), Refused> {
-    let RouteChanges { added, changed, removed, .. } = next.changes(before);
-    let recorded = [("is new", added), ("has changed", changed), ("is gone", removed)];
+/// The manifest of a recording lists its routes, which hold for all of it: one that is made anew would leave it.
+fn refuse_recorded(before: &Prepared, next: &Prepared, changes: &RouteChanges) -> Result<(), Refused> {
+    let RouteChanges { added, changed, removed, .. } = changes;
+    let recorded =
+        [("is new", added), ("has changed, or is disabled and to be tried again", changed), ("is gone", removed)];
     let recorded = recorded.iter().flat_map(|(what, names)| names.iter().map(move |name| (*what, name)));
     match recorded.into_iter().find(|(_, name)| before.config.records(name)) {
         None => Ok(()),

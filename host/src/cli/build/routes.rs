@@ -144,12 +144,12 @@ impl Prepared {
         (0..self.config.routes.len()).map(wanted).collect()
     }
 
-    /// What has changed since `before`.
-    pub fn changes(&self, before: &Self) -> RouteChanges {
+    /// What [`Self::wanted`] will come to.
+    pub fn changes(&self, before: &Self, renew: impl Fn(&str) -> bool) -> RouteChanges {
         let mut changes = RouteChanges::default();
         let names = |of: &Self| of.config.routes.iter().map(|route| route.name.clone()).collect::<Vec<_>>();
         let (known, left) = (names(before), names(self));
-        for wanted in self.wanted(before, |_| false) {
+        for wanted in self.wanted(before, renew) {
             match wanted {
                 Wanted::AsServed(name) => changes.unchanged.push(name),
                 Wanted::New(route) if known.contains(&route.name) => changes.changed.push(route.name),
