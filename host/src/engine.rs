@@ -27,7 +27,7 @@ pub use keeper::RouteState;
 use keeper::{Keeper, Registry, Upkeep};
 pub use reload::{KnownRoute, RouteChanges, Wanted};
 pub use routes::check_route;
-use routes::{Loader, ModelPlace, attach, describe};
+use routes::{Loader, ModelPlace, attach, describe, policy_fault};
 pub use table::{Routes, ServedRoute};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -137,6 +137,12 @@ impl RouteInfo {
 pub enum StartError {
     #[error("route `{route}`, model `{model}`: {message}")]
     Policy { route: String, model: String, message: String },
+    /// Nothing is wrong with the route, but the model cannot take it.
+    #[error("route `{route}`, model `{model}`: {message}")]
+    NotTaken { route: String, model: String, message: String },
+    /// An engine that starts with the route can serve it.
+    #[error("route `{route}`, model `{model}`: {message}; restart the server")]
+    AtStartOnly { route: String, model: String, message: String },
     #[error("route `{route}`: {message}")]
     Route { route: String, message: String },
     #[error("route `{route}`: the name is taken by another route or a model; choose another")]
@@ -377,13 +383,14 @@ impl Engine {
             for (index, of_model) in attachments.iter_mut().enumerate() {
                 let (model, info, runner) = (ModelId(index as u32), &infos[index], &mut models[index].runner);
                 let stays = places[index].net_maker.is_none();
+                let fault = policy_fault(route, info);
                 let mut load = |net: &_| {
-                    let (digest, loaded) = loader.read(route, net, model, info)?;
+                    let (digest, loaded) = loader.read(route, net, model, info).map_err(&fault)?;
                     if let Some(id) = registry.claim(entered.id, model, &digest) {
                         return Ok(id);
                     }
-                    let loaded = loaded.ok_or("its runner lost it")?;
-                    let id = runner.load_net(loaded).map_err(|e| e.to_string())?;
+                    let loaded = loaded.ok_or_else(|| fault("its runner lost it".into()))?;
+                    let id = runner.load_net(loaded).map_err(|e| fault(e.to_string()))?;
                     registry.enter_loaded(entered.id, model, digest, id, stays);
                     Ok(id)
                 };

@@ -8,7 +8,7 @@ use super::output::Failure;
 use super::serve::load;
 use crate::api::{Refused, Reloaded};
 use crate::config::ModelConfig;
-use crate::engine::{Engine, RouteChanges};
+use crate::engine::{Engine, RouteChanges, StartError};
 use crate::request::ModelId;
 
 /// Keeps a server in step with its configuration.
@@ -25,6 +25,14 @@ impl From<Failure> for Refused {
             2 => Self::Config(failure.line()),
             _ => Self::Work(failure.line()),
         }
+    }
+}
+
+/// `told` is what is said of `error`.
+fn refused(error: &StartError, told: Failure) -> Refused {
+    match error {
+        StartError::AtStartOnly { .. } => Refused::Restart(told.line()),
+        _ => told.into(),
     }
 }
 
@@ -45,7 +53,7 @@ impl Reloader {
         let disabled = |name: &str| self.engine.route(name).is_some_and(|route| route.disabled().is_some());
         refuse_recorded(&current, &next, &next.changes(&current, disabled))?;
         let wanted = next.wanted(&current, disabled);
-        let routes = self.engine.set_routes(wanted).map_err(|error| next.start_failure(&error))?;
+        let routes = self.engine.set_routes(wanted).map_err(|error| refused(&error, next.start_failure(&error)))?;
         let models = self.set_waits(&current, &next)?;
         *current = next;
         Ok(Reloaded { routes, models })

@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use serde::Serialize;
 
 use super::keeper::RouteState;
-use super::routes::{Loader, attach, describe};
+use super::routes::{Loader, attach, describe, policy_fault};
 use super::table::{Routes, ServedRoute};
 use super::{Engine, RouteInfo, RouteSetup, Shared, StartError};
 use crate::request::{ModelId, RouteId};
@@ -121,18 +121,23 @@ impl Engine {
         for &(model, _) in &setup.models {
             let place = &shared.places[model.index()];
             let mut nets: Vec<(NetId, ReadyNet)> = Vec::new();
+            let info = &shared.models[model.index()];
             let attachment = attach(
                 setup,
                 model,
                 place,
                 &shared.models,
                 &mut |net| {
-                    let (digest, loaded) = loader.read(setup, net, model, &shared.models[model.index()])?;
+                    let (digest, loaded) = loader.read(setup, net, model, info).map_err(policy_fault(setup, info))?;
                     let held = shared.registry().claim(route.id, model, &digest);
                     if let Some(id) = held {
                         return Ok(id);
                     }
-                    let refused = |why| format!("net `{}`: {why}; restart the server", net.name);
+                    let refused = |why| StartError::AtStartOnly {
+                        route: setup.name.clone(),
+                        model: info.name.clone(),
+                        message: format!("net `{}`: {why}", net.name),
+                    };
                     let make = place.net_maker;
                     let make =
                         make.ok_or_else(|| refused("the model's runner takes router networks at its start alone"))?;
@@ -171,7 +176,7 @@ impl Engine {
                 }
             };
             let model = self.shared.models[model.index()].name.clone();
-            return Err(StartError::Policy { route, model, message });
+            return Err(StartError::NotTaken { route, model, message });
         }
         Ok(())
     }

@@ -85,6 +85,12 @@ pub(super) fn describe(route: &RouteSetup, infos: &[ModelInfo]) -> Result<RouteI
     })
 }
 
+/// Something is wrong with what `route` wants of a model.
+pub(super) fn policy_fault(route: &RouteSetup, info: &ModelInfo) -> impl Fn(String) -> StartError {
+    let (route, model) = (route.name.clone(), info.name.clone());
+    move |message| StartError::Policy { route: route.clone(), model: model.clone(), message }
+}
+
 /// What a policy instance is made for.
 struct Made {
     own: usize,
@@ -101,7 +107,7 @@ fn make(
 ) -> Result<Option<Made>, StartError> {
     let Some(own) = route.models.iter().position(|&(m, _)| m == model) else { return Ok(None) };
     let info = &infos[model.index()];
-    let error = |message: String| StartError::Policy { route: route.name.clone(), model: info.name.clone(), message };
+    let error = policy_fault(route, info);
     let described: Vec<ModelDescription> = route
         .models
         .iter()
@@ -177,12 +183,7 @@ pub fn check_route(
         let model = ModelId(index as u32);
         let Some(made) = make(route, model, &**text, infos)? else { continue };
         for net in &made.policy.requirements().nets {
-            let checked = checked.check(route, net, model, info).map_err(|message| StartError::Policy {
-                route: route.name.clone(),
-                model: info.name.clone(),
-                message,
-            })?;
-            nets.push(checked);
+            nets.push(checked.check(route, net, model, info).map_err(policy_fault(route, info))?);
         }
     }
     Ok(nets)
@@ -204,18 +205,12 @@ pub(super) fn attach(
     model: ModelId,
     place: &ModelPlace,
     infos: &[ModelInfo],
-    load: &mut dyn FnMut(&net::Net) -> Result<NetId, String>,
+    load: &mut dyn FnMut(&net::Net) -> Result<NetId, StartError>,
     monitors: &Monitors,
 ) -> Result<Option<Attachment>, StartError> {
     let Some(Made { own, policy }) = make(route, model, &*place.text, infos)? else { return Ok(None) };
     let info = &infos[model.index()];
-    let nets = policy
-        .requirements()
-        .nets
-        .iter()
-        .map(load)
-        .collect::<Result<_, _>>()
-        .map_err(|message| StartError::Policy { route: route.name.clone(), model: info.name.clone(), message })?;
+    let nets = policy.requirements().nets.iter().map(load).collect::<Result<_, _>>()?;
     // What some model of the route does not know must not be sampled by any.
     let mut excluded = route.excluded.clone();
     excluded.extend(&place.masked);

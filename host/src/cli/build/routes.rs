@@ -281,13 +281,15 @@ impl Prepared {
 
     pub fn start_failure(&self, error: &StartError) -> Failure {
         match error {
-            StartError::Policy { route, .. } | StartError::Route { route, .. } | StartError::Taken { route } => {
-                match self.config.routes.iter().find(|r| r.name == *route) {
-                    Some(known) => Failure::input(self.config.error(&known.settings_origin, error.to_string())),
-                    None => Failure::input(error),
-                }
-            }
-            StartError::Thread { .. }
+            StartError::Policy { route, .. }
+            | StartError::AtStartOnly { route, .. }
+            | StartError::Route { route, .. }
+            | StartError::Taken { route } => match self.config.routes.iter().find(|r| r.name == *route) {
+                Some(known) => Failure::input(self.config.error(&known.settings_origin, error.to_string())),
+                None => Failure::input(error),
+            },
+            StartError::NotTaken { .. }
+            | StartError::Thread { .. }
             | StartError::Delivery { .. }
             | StartError::Watchdog { .. }
             | StartError::Routes { .. }

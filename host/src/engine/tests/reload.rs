@@ -76,9 +76,11 @@ fn what_is_refused_changes_nothing() {
     let (two, bad, wide) = (Every::with_net(2, V), Every::with_net(0, W), Every::with_net(2, X));
     world.set(&[("r", &two)]).unwrap();
     let refused = |routes: &[(&str, &Every)]| {
-        let error = world.set(routes).unwrap_err().to_string();
+        let error = world.set(routes).unwrap_err();
         world.settles(1, 1);
-        error
+        // What the configuration can mend is told from what it cannot.
+        assert_eq!(matches!(error, StartError::NotTaken { .. }), routes.len() == 2 && routes[0].0 == "a");
+        error.to_string()
     };
     let error = refused(&[("q", &wide), ("r", &bad)]);
     assert_eq!(error, "route `r`, model `m1`: policy `every` refuses to start: 0 tokens");
@@ -135,6 +137,7 @@ fn nets_are_shared_and_given_up() {
 fn a_runner_that_takes_no_nets_later_says_so() {
     let world = World::new(0);
     let error = world.set(&[("r", &Every::with_net(2, V))]).unwrap_err();
+    assert!(matches!(error, StartError::AtStartOnly { .. }));
     assert_eq!(
         error.to_string(),
         "route `r`, model `m0`: net `score`: the model's runner takes router networks at its start alone; restart the server"
