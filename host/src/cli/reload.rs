@@ -7,9 +7,9 @@ use super::build::Prepared;
 use super::output::Failure;
 use super::serve::load;
 use crate::api::{Refused, Reloaded};
-use crate::config::ModelConfig;
 use crate::engine::{Engine, RouteChanges, StartError};
 use crate::request::ModelId;
+use crate::subserver::coordinator::Ladders;
 
 /// Keeps a server in step with its configuration.
 pub struct Reloader {
@@ -52,6 +52,8 @@ impl Reloader {
         // A reload is the operator's word that a disabled route may be tried again.
         let disabled = |name: &str| self.engine.route(name).is_some_and(|route| route.disabled().is_some());
         refuse_recorded(&current, &next, &next.changes(&current, disabled))?;
+        // Behind the routes nothing may fail.
+        self.engine.check_ladders(&ladders(&next)).map_err(Failure::work)?;
         let wanted = next.wanted(&current, disabled);
         let routes = self.engine.set_routes(wanted).map_err(|error| refused(&error, next.start_failure(&error)))?;
         let models = self.set_waits(&current, &next)?;
@@ -61,11 +63,10 @@ impl Reloader {
 
     /// Names of the models that wait otherwise from now on.
     fn set_waits(&self, before: &Prepared, next: &Prepared) -> Result<Vec<String>, Failure> {
-        let (before, models) = (&before.config.models, &next.config.models);
-        let ladders = |models: &[ModelConfig]| models.iter().map(|model| model.min_batch.clone()).collect::<Vec<_>>();
-        if ladders(before) != ladders(models) {
-            self.engine.set_ladders(ladders(models)).map_err(Failure::work)?;
+        if ladders(before) != ladders(next) {
+            self.engine.set_ladders(ladders(next)).map_err(Failure::work)?;
         }
+        let (before, models) = (&before.config.models, &next.config.models);
         let mut changed = Vec::new();
         for (index, (old, new)) in before.iter().zip(models).enumerate() {
             if (old.max_wait, old.hold) != (new.max_wait, new.hold) {
@@ -77,6 +78,10 @@ impl Reloader {
         }
         Ok(changed)
     }
+}
+
+fn ladders(of: &Prepared) -> Ladders {
+    of.config.models.iter().map(|model| model.min_batch.clone()).collect()
 }
 
 /// The manifest of a recording lists its routes, which hold for all of it: one that is made anew would leave it.

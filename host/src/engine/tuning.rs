@@ -39,6 +39,11 @@ impl Engine {
         self.shared.coordinator.ladders().1
     }
 
+    /// Whether [`Self::set_ladders`] takes them.
+    pub fn check_ladders(&self, ladders: &[Vec<u32>]) -> Result<(), LadderError> {
+        self.shared.coordinator.check(ladders)
+    }
+
     /// Put other ladders in force, one for each model.
     pub fn set_ladders(&self, ladders: Ladders) -> Result<(), LadderError> {
         self.shared.set_ladders(ladders)

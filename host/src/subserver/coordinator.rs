@@ -198,8 +198,8 @@ impl Coordinator {
         (self.generation.load(Ordering::Acquire), ladders.clone())
     }
 
-    /// Put other ladders in force. Gates notice at their next look: have every model look now.
-    pub fn replace(&self, ladders: Ladders) -> Result<(), LadderError> {
+    /// Whether [`Self::replace`] takes them.
+    pub fn check(&self, ladders: &[Vec<u32>]) -> Result<(), LadderError> {
         let models = self.places.len();
         if ladders.len() != models {
             return Err(LadderError::Count { given: ladders.len(), models });
@@ -207,6 +207,12 @@ impl Coordinator {
         if let Some(model) = ladders.iter().position(|ladder| ladder.is_empty() || ladder.contains(&0)) {
             return Err(LadderError::Steps { model });
         }
+        Ok(())
+    }
+
+    /// Put other ladders in force. Gates notice at their next look: have every model look now.
+    pub fn replace(&self, ladders: Ladders) -> Result<(), LadderError> {
+        self.check(&ladders)?;
         let mut current = self.lock();
         self.delays.store(delays(self.schedule, &ladders), Ordering::Release);
         *current = Arc::new(ladders);
