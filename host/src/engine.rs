@@ -5,6 +5,7 @@ mod checked;
 mod deliver;
 mod keeper;
 mod nets;
+mod patience;
 mod reload;
 mod routes;
 mod table;

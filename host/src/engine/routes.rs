@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tokenrouter_plugin_api::net::{self, WeightsInfo};
 use tokenrouter_plugin_api::{Context, LogLevel, ModelDescription, Services};
 
+use super::patience::told_of;
 use super::{CheckedNets, RouteInfo, RouteSetup, StartError, TokenText};
 use crate::policy::monitor::{Monitors, Names};
 use crate::policy::{PolicyInstance, nets, said};
@@ -123,7 +124,8 @@ fn make(
         eos: &info.eos,
         services: &services,
     };
-    let policy = route.policy.create(&context, &route.settings).map_err(|e| {
+    let names = Names { route: route.name.clone(), model: info.name.clone(), plugin: route.policy.name().to_owned() };
+    let policy = told_of(names, || route.policy.create(&context, &route.settings)).map_err(|e| {
         // What `create` says is for the operator; a panic is not of its choosing.
         let refused = e.hook == "create" && !e.message.starts_with("panicked");
         error(if refused { format!("policy `{}` refuses to start: {}", e.plugin, e.message) } else { e.to_string() })
