@@ -287,6 +287,29 @@ fn a_hundred_reloads_under_load() {
     assert!(memory_after < memory + SLACK, "{memory} bytes grew to {memory_after}");
 }
 
+/// The file is the same, and the policy is made anew.
+#[test]
+fn a_reload_enables_a_disabled_route() {
+    const DISABLES: &str = "plugin = \"probe\"\nroles = { small = \"slm\", large = \"llm\" }\n\
+                            on_error = \"disable_route\"\n[routes.r.settings]\nserve = true\npanic = \"finished\"\n";
+    let server = Server::start();
+    for _ in 0..3 {
+        let (status, reloaded) = server.reload(DISABLES);
+        assert_eq!((status, &reloaded["changed"]), (200, &json!(["r"])), "{reloaded}");
+        // The end of the first request disables it.
+        ask(server.address, 0, || ()).expect("an answer");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !ask(server.address, 0, || ()).is_err_and(|answer| answer.contains("route_disabled")) {
+            assert!(Instant::now() < deadline, "it is not disabled: {}", log_of(server.directory.path()));
+        }
+    }
+    let (status, reloaded) = server.reload(POLICIES[0]);
+    assert_eq!((status, &reloaded["changed"]), (200, &json!(["r"])), "{reloaded}");
+    ask(server.address, 0, || ()).expect("an answer");
+    ask(server.address, 0, || ()).expect("an answer");
+    server.settle();
+}
+
 #[test]
 fn a_signal_reloads() {
     let server = Server::start();
