@@ -50,7 +50,9 @@ impl Reloader {
         let config = config.taken_over(&current.config).map_err(|e| Refused::Restart(e.to_string()))?;
         let next = current.with_config(config)?;
         // A reload is the operator's word that a disabled route may be tried again.
-        let disabled = |name: &str| self.engine.route(name).is_some_and(|route| route.disabled().is_some());
+        let served = self.engine.routes();
+        let disabled: Vec<_> = served.iter().filter(|route| route.disabled().is_some()).collect();
+        let disabled = |name: &str| disabled.iter().any(|route| route.name == name);
         refuse_recorded(&current, &next, &next.changes(&current, disabled))?;
         // Behind the routes nothing may fail.
         self.engine.check_ladders(&ladders(&next)).map_err(Failure::work)?;
