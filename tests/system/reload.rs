@@ -56,8 +56,12 @@ struct Server {
 
 impl Server {
     fn start() -> Self {
+        Self::with(POLICIES[0])
+    }
+
+    fn with(policy: &str) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        write(directory.path(), POLICIES[0]);
+        write(directory.path(), policy);
         let test = std::env::current_exe().expect("a test has an executable");
         let program: PathBuf = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").join("tokenrouter");
         assert!(program.is_file(), "{} is not built; run the tests with `cargo xtask test`", program.display());
@@ -287,27 +291,48 @@ fn a_hundred_reloads_under_load() {
     assert!(memory_after < memory + SLACK, "{memory} bytes grew to {memory_after}");
 }
 
-/// The file is the same, and the policy is made anew.
+/// The end of a request disables the route.
+const DISABLES: &str = "plugin = \"probe\"\nroles = { small = \"slm\", large = \"llm\" }\n\
+                        on_error = \"disable_route\"\n[routes.r.settings]\nserve = true\npanic = \"finished\"\n";
+
+/// Ask once, and wait until that has disabled the route.
+fn disable(server: &Server) {
+    ask(server.address, 0, || ()).expect("an answer");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !ask(server.address, 0, || ()).is_err_and(|answer| answer.contains("route_disabled")) {
+        assert!(Instant::now() < deadline, "it is not disabled: {}", log_of(server.directory.path()));
+    }
+}
+
 #[test]
 fn a_reload_enables_a_disabled_route() {
-    const DISABLES: &str = "plugin = \"probe\"\nroles = { small = \"slm\", large = \"llm\" }\n\
-                            on_error = \"disable_route\"\n[routes.r.settings]\nserve = true\npanic = \"finished\"\n";
-    let server = Server::start();
+    let server = Server::with(DISABLES);
     for _ in 0..3 {
+        disable(&server);
+        // Of the same file.
         let (status, reloaded) = server.reload(DISABLES);
         assert_eq!((status, &reloaded["changed"]), (200, &json!(["r"])), "{reloaded}");
-        // The end of the first request disables it.
-        ask(server.address, 0, || ()).expect("an answer");
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !ask(server.address, 0, || ()).is_err_and(|answer| answer.contains("route_disabled")) {
-            assert!(Instant::now() < deadline, "it is not disabled: {}", log_of(server.directory.path()));
-        }
     }
+    disable(&server);
     let (status, reloaded) = server.reload(POLICIES[0]);
     assert_eq!((status, &reloaded["changed"]), (200, &json!(["r"])), "{reloaded}");
-    ask(server.address, 0, || ()).expect("an answer");
-    ask(server.address, 0, || ()).expect("an answer");
+    for seed in 0..2 {
+        ask(server.address, seed, || ()).expect("an answer");
+    }
     server.settle();
+}
+
+/// Its recording would not have what the new one does.
+#[test]
+fn no_reload_enables_a_recorded_route() {
+    let recorded = format!("{DISABLES}[record]\ndirectory = \"recording\"\n");
+    let server = Server::with(&recorded);
+    let (status, reloaded) = server.reload(&recorded);
+    assert_eq!((status, &reloaded["unchanged"]), (200, &json!(["r"])), "{reloaded}");
+    disable(&server);
+    let (status, refused) = server.reload(&recorded);
+    let message = refused["error"]["message"].as_str().unwrap_or_default();
+    assert!(status == 409 && message.contains("is disabled and to be tried again"), "{status}: {refused}");
 }
 
 #[test]
