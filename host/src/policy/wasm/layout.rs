@@ -291,7 +291,7 @@ mod tests {
         let numbering = Numbering::new(&[0, 1]);
         for to in [3, 1 << 31, u32::MAX] {
             words(&mut block, TO, [0, to].into_iter());
-            let mut read = |rows| read_answers(&block, &numbering, &mut [Answer::STAY; 2][..rows]);
+            let read = |rows| read_answers(&block, &numbering, &mut [Answer::STAY; 2][..rows]);
             assert_eq!([read(2), read(1)], [Err(AnswerError::To { row: 1, to, last: 1 }), Ok(())]);
         }
     }
