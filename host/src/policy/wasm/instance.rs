@@ -10,7 +10,7 @@ use tokenrouter_plugin_api::{
 use wasmtime::Module;
 
 use super::guest::{Fault, Guest, fuel};
-use super::layout::{self, Answer, Numbering, ROWS, Seat};
+use super::layout::{self, Answer, Leave, Numbering, ROWS, Seat};
 use super::manifest::Manifest;
 use super::restarts::{MOST, Restarts};
 use crate::policy::nets::HostNet;
@@ -26,7 +26,9 @@ pub(super) struct WasmInstance {
     /// What nobody has asked for yet.
     survived: Vec<Survived>,
     /// How the request at a slot leaves, from the last decision to hand it over.
-    leaving: PerRequest<Option<Handoff>>,
+    leaving: PerRequest<Option<Leave>>,
+    /// Of the last call; the memory is kept for the next one.
+    answers: Box<[Answer; ROWS]>,
     /// Set when no fresh instance is left.
     failed: bool,
 }
@@ -70,6 +72,7 @@ impl WasmInstance {
             restarts: Restarts::default(),
             survived: Vec::new(),
             leaving: PerRequest::new(),
+            answers: Box::new([Answer::STAY; ROWS]),
             failed: false,
         })
     }
@@ -100,15 +103,17 @@ impl WasmInstance {
         if self.failed { Err(self.failure(hook, message.to_owned())) } else { Ok(()) }
     }
 
-    /// The answers for the rows that begin at `first`. A call that fails is repeated by a fresh instance:
+    /// Put the answers for the rows that begin at `first` into `self.answers`, and say how many. A call that fails is repeated by a fresh instance:
     /// every decision is the module's. The repetitions have what fuel the call left, so that a module cannot hold its
     /// model up for longer by failing; one that used up all of it is not repeated.
-    fn answers(&mut self, batch: &RouteBatch<'_>, first: usize) -> Result<Vec<Answer>, PolicyFailure> {
-        let mut left = fuel((batch.len() - first).min(ROWS));
+    fn decide(&mut self, batch: &RouteBatch<'_>, first: usize) -> Result<usize, PolicyFailure> {
+        let rows = (batch.len() - first).min(ROWS);
+        let mut left = fuel(rows);
         let mut before: Option<Fault> = None;
         loop {
-            match answers(&mut self.guest, batch, first, self.manifest.signals, &self.seat, left) {
-                Ok(Ok(answers)) => return Ok(answers),
+            let Self { manifest, seat, guest, answers, .. } = self;
+            match call(guest, batch, first, manifest.signals, seat, left, &mut answers[..rows]) {
+                Ok(Ok(())) => return Ok(rows),
                 Ok(Err(missing)) => {
                     self.failed = true;
                     return Err(self.failure("route", missing.to_string()));
@@ -132,14 +137,15 @@ impl WasmInstance {
 }
 
 /// The outer error is the module's, the inner one the host's.
-fn answers(
+fn call(
     guest: &mut Guest,
     batch: &RouteBatch<'_>,
     first: usize,
     signals: SignalSet,
     seat: &Seat,
     left: u64,
-) -> Result<Result<Vec<Answer>, layout::MissingColumn>, Fault> {
+    answers: &mut [Answer],
+) -> Result<Result<(), layout::MissingColumn>, Fault> {
     let block = guest.block()?;
     let written = layout::write_rows(block, batch, first, signals, &seat.numbering)
         .and_then(|rows| layout::write_nets(block, batch, first, rows, &seat.nets).map(|()| rows));
@@ -148,7 +154,7 @@ fn answers(
         Err(missing) => return Ok(Err(missing)),
     };
     guest.route(rows, left)?;
-    Ok(Ok(layout::read_answers(guest.block()?, rows, &seat.numbering)?))
+    Ok(Ok(layout::read_answers(guest.block()?, &seat.numbering, answers)?))
 }
 
 /// The model that computes a net.
@@ -177,7 +183,7 @@ fn numbering(manifest: &Manifest, context: &Context<'_>) -> Result<Numbering, St
     if let Some(at) = manifest.entry.as_ref().and_then(|entry| manifest.roles.iter().position(|role| role == entry)) {
         context.begins_at(name, order[at]).map_err(|e| e.message)?;
     }
-    Ok(Numbering::new(order))
+    Ok(Numbering::new(&order))
 }
 
 /// Call the module on made-up rows, so that one that never works is refused at the start.
@@ -207,12 +213,13 @@ fn rehearse(guest: &mut Guest, manifest: &Manifest, seat: &Seat) -> Result<(), S
             signals: SignalColumns { net_scores: &scores[..rows * here], net_width: here as u32, ..signals },
             ..RouteBatch::default()
         };
-        let answers = answers(guest, &batch, 0, manifest.signals, seat, fuel(rows));
-        let answers = answers.map_err(|fault| match rows {
+        let mut answers = [Answer::STAY; ROWS];
+        let called = call(guest, &batch, 0, manifest.signals, seat, fuel(rows), &mut answers[..rows]);
+        let called = called.map_err(|fault| match rows {
             1 => format!("a rehearsal with 1 row: {fault}"),
             rows => format!("a rehearsal with {rows} rows: {fault}"),
         })?;
-        answers.map_err(|missing| missing.to_string())?;
+        called.map_err(|missing| missing.to_string())?;
     }
     guest.finished(0).map_err(|fault| format!("a rehearsal of tr_finished: {fault}"))
 }
@@ -230,12 +237,13 @@ impl PolicyInstance for WasmInstance {
     fn route(&mut self, batch: &RouteBatch<'_>, out: &mut [Decision]) -> Result<(), PolicyFailure> {
         self.usable("route")?;
         for first in (0..batch.len()).step_by(ROWS) {
-            let answers = self.answers(batch, first)?;
-            for ((answer, decision), &slot) in answers.into_iter().zip(&mut out[first..]).zip(&batch.slots[first..]) {
-                *decision = answer.decision();
-                if let Answer::To(_, handoff) = answer {
-                    *self.leaving.get(slot) = Some(handoff);
-                }
+            let rows = self.decide(batch, first)?;
+            let answers = &self.answers[..rows];
+            for ((answer, decision), &slot) in answers.iter().zip(&mut out[first..]).zip(&batch.slots[first..]) {
+                *decision = answer.decision;
+                let leaving = self.leaving.get(slot);
+                // Selected, not skipped: which rows leave cannot be predicted.
+                *leaving = answer.leave.or(*leaving);
             }
         }
         Ok(())
@@ -243,8 +251,10 @@ impl PolicyInstance for WasmInstance {
 
     fn send(&mut self, request: &RequestView<'_>, _to: ModelIndex) -> Result<Handoff, PolicyFailure> {
         self.usable("send")?;
-        let handoff = self.leaving.get(request.slot).take();
-        handoff.ok_or_else(|| self.failure("send", "asked for a request that was not handed over".to_owned()))
+        let leave = self.leaving.get(request.slot).take();
+        leave
+            .map(Leave::handoff)
+            .ok_or_else(|| self.failure("send", "asked for a request that was not handed over".to_owned()))
     }
 
     fn receive(&mut self, _request: &RequestView<'_>, _message: &PeerView<'_>) -> Result<Acceptance, PolicyFailure> {

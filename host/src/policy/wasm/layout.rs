@@ -41,21 +41,31 @@ const DROP: u32 = 1 << 31;
 
 /// How the module counts the models of the route.
 #[derive(Clone, Debug)]
-pub struct Numbering(Vec<ModelIndex>);
+pub struct Numbering {
+    /// What each number in the column `to` means.
+    decisions: Vec<Decision>,
+    /// For each model of the route the module's number.
+    numbers: Vec<u32>,
+}
 
 impl Numbering {
     /// `order`: the route's models in the module's order.
-    pub fn new(order: Vec<ModelIndex>) -> Self {
-        Self(order)
+    pub fn new(order: &[ModelIndex]) -> Self {
+        let mut numbers = vec![NO_MODEL; order.iter().max().map_or(0, |&last| last as usize + 1)];
+        for (number, &model) in (0..).zip(order) {
+            numbers[model as usize] = number;
+        }
+        let decisions = [Decision::STAY].into_iter().chain(order.iter().copied().map(Decision::to)).collect();
+        Self { decisions, numbers }
     }
 
     /// The module's number of a model of the route.
     pub fn number(&self, model: ModelIndex) -> u32 {
-        self.0.iter().position(|&m| m == model).map_or(NO_MODEL, |number| number as u32)
+        self.numbers.get(model as usize).copied().unwrap_or(NO_MODEL)
     }
 
     pub fn models(&self) -> u32 {
-        self.0.len() as u32
+        self.decisions.len() as u32 - 1
     }
 }
 
@@ -70,20 +80,28 @@ pub struct Seat {
     pub nets: Vec<Option<usize>>,
 }
 
-/// One row's decision.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Answer {
-    Stay,
-    To(ModelIndex, Handoff),
+/// How a row is handed over: a value of the column `leave`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Leave(u32);
+
+impl Leave {
+    pub fn handoff(self) -> Handoff {
+        let mut handoff = if self.0 & DROP == 0 { Handoff::default() } else { Handoff::drop_candidate() };
+        handoff.budget = Some(self.0 & !DROP).filter(|&budget| budget > 0);
+        handoff
+    }
+}
+
+/// What becomes of one row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Answer {
+    pub decision: Decision,
+    /// Only of a row that is handed over.
+    pub leave: Option<Leave>,
 }
 
 impl Answer {
-    pub fn decision(&self) -> Decision {
-        match self {
-            Self::Stay => Decision::STAY,
-            Self::To(model, _) => Decision::to(*model),
-        }
-    }
+    pub const STAY: Self = Self { decision: Decision::STAY, leave: None };
 }
 
 /// What a module wrote that has no meaning.
@@ -186,20 +204,16 @@ pub fn write_rows(
     Ok(rows)
 }
 
-/// Read the answers for the first `rows` rows.
-pub fn read_answers(block: &[u8], rows: usize, numbering: &Numbering) -> Result<Vec<Answer>, AnswerError> {
+/// Read the answers for the first rows, as many as there is room for in `answers`.
+pub fn read_answers(block: &[u8], numbering: &Numbering, answers: &mut [Answer]) -> Result<(), AnswerError> {
     let column = |at: usize| block[at..at + COLUMN].as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
-    let answers = column(TO).zip(column(LEAVE)).take(rows).enumerate();
-    let answer = |(row, (to, leave)): (usize, (u32, u32))| {
-        let Some(number) = to.checked_sub(1) else { return Ok(Answer::Stay) };
-        let model = numbering.0.get(number as usize);
-        let last = numbering.models().saturating_sub(1);
-        let model = *model.ok_or(AnswerError::To { row, to, last })?;
-        let mut handoff = if leave & DROP == 0 { Handoff::default() } else { Handoff::drop_candidate() };
-        handoff.budget = Some(leave & !DROP).filter(|&budget| budget > 0);
-        Ok(Answer::To(model, handoff))
-    };
-    answers.map(answer).collect()
+    for (row, ((answer, to), leave)) in answers.iter_mut().zip(column(TO)).zip(column(LEAVE)).enumerate() {
+        let Some(&decision) = numbering.decisions.get(to as usize) else {
+            return Err(AnswerError::To { row, to, last: numbering.models().saturating_sub(1) });
+        };
+        *answer = Answer { decision, leave: (to > 0).then_some(Leave(leave)) };
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -233,7 +247,7 @@ mod tests {
     #[test]
     fn models_are_counted_in_the_modules_order() {
         let mut block = vec![0; BLOCK];
-        let numbering = Numbering::new(vec![2, 0]);
+        let numbering = Numbering::new(&[2, 0]);
         write_seat(
             &mut block,
             &Seat { model: 0, entry: 2, numbering: numbering.clone(), settings: vec![0.5, -1.0], nets: vec![] },
@@ -245,13 +259,12 @@ mod tests {
         assert_eq!([0, 4, 8].map(|row| word(&block, CAME_FROM + row)), [0, 1, NO_MODEL]);
         words(&mut block, TO, [0, 1, 2].into_iter());
         words(&mut block, LEAVE, [9, DROP | 3, 0].into_iter());
+        let mut answers = [Answer::STAY; 3];
+        assert_eq!(read_answers(&block, &numbering, &mut answers), Ok(()));
+        assert_eq!(answers.map(|answer| answer.decision), [Decision::STAY, Decision::to(2), Decision::to(0)]);
         assert_eq!(
-            read_answers(&block, 3, &numbering),
-            Ok(vec![
-                Answer::Stay,
-                Answer::To(2, Handoff::drop_candidate().budget(3)),
-                Answer::To(0, Handoff::default())
-            ])
+            answers.map(|answer| answer.leave.map(Leave::handoff)),
+            [None, Some(Handoff::drop_candidate().budget(3)), Some(Handoff::default())]
         );
     }
 
@@ -275,11 +288,11 @@ mod tests {
     #[test]
     fn models_that_do_not_exist() {
         let mut block = vec![0; BLOCK];
-        let numbering = Numbering::new(vec![0, 1]);
+        let numbering = Numbering::new(&[0, 1]);
         for to in [3, 1 << 31, u32::MAX] {
             words(&mut block, TO, [0, to].into_iter());
-            assert_eq!(read_answers(&block, 2, &numbering), Err(AnswerError::To { row: 1, to, last: 1 }));
-            assert_eq!(read_answers(&block, 1, &numbering), Ok(vec![Answer::Stay]));
+            let read = |rows| read_answers(&block, &numbering, &mut [Answer::STAY; 2][..rows]);
+            assert_eq!([read(2), read(1)], [Err(AnswerError::To { row: 1, to, last: 1 }), Ok(())]);
         }
     }
 
@@ -291,13 +304,13 @@ mod tests {
         entropy[599] = f32::from_bits(0xffc1_2345);
         let mut block = vec![0xff; BLOCK];
         let view = batch(&numbers, &ids, &entropy);
-        let mut write = |first| write_rows(&mut block, &view, first, SignalSet::ENTROPY, &Numbering::new(vec![0]));
+        let mut write = |first| write_rows(&mut block, &view, first, SignalSet::ENTROPY, &Numbering::new(&[0]));
         assert_eq!([write(0), write(256), write(512)], [Ok(256), Ok(256), Ok(88)]);
         assert_eq!(word(&block, SLOT + 4 * 87), 599);
         assert_eq!(word(&block, SIGNAL_COLUMNS + 4 * 87), 0x7fc0_0000, "any NaN becomes the canonical one");
         assert_eq!(word(&block, SIGNAL_COLUMNS + COLUMN), u32::MAX, "a column that nobody asked for is not written");
         let short = RouteBatch { slots: &numbers[..599], ..view };
-        let error = write_rows(&mut block, &short, 512, SignalSet::NONE, &Numbering::new(vec![0]));
+        let error = write_rows(&mut block, &short, 512, SignalSet::NONE, &Numbering::new(&[0]));
         assert_eq!(error, Err(MissingColumn("slots")));
     }
 }
