@@ -408,6 +408,18 @@ fn a_port_in_use() {
     );
 }
 
+/// Before anything is loaded: the model does not exist.
+#[test]
+fn an_admin_address_in_the_way_of_the_servers_own() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("t.toml");
+    std::fs::write(&file, format!("[server]\nadmin = \"{free}\"\n[models.m]\npath = \"m\"\n")).unwrap();
+    let (file, port) = (file.to_str().unwrap(), free.port().to_string());
+    let refused = refusal(&run(&["serve", file, "--host", "0.0.0.0", "--port", &port]));
+    assert!(refused.starts_with(&format!("server.admin = \"{free}\": cannot listen there (")), "{refused}");
+}
+
 /// A running server; ended when a test fails.
 struct Server {
     process: Child,

@@ -233,9 +233,15 @@ fn case_26_what_everybody_may_change() {
     mode(0o777);
     assert!(refused(&scratch.path()).contains("where every user of this machine may put another in its place"));
     assert!(NativePlugin::load(&scratch.path(), Some(&hash)).is_ok());
+    // Nor where a link to a safe file lies there.
+    let link = directory.join("link.so");
+    std::os::unix::fs::symlink(library("libprobe.so"), &link).unwrap();
+    assert!(refused(&link).contains("where every user of this machine may put another in its place"));
+    assert!(NativePlugin::load(&link, Some(&hash)).is_ok());
     // Nobody can replace the file of another.
     mode(0o1777);
     assert!(NativePlugin::load(&scratch.path(), None).is_ok());
+    assert!(NativePlugin::load(&link, None).is_ok());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde_json::{Value, json};
 
@@ -38,9 +38,6 @@ pub async fn ready(State(state): State<Arc<AppState>>) -> Result<Response, ApiEr
     }
     let routes = state.engine.routes();
     let disabled: Vec<_> = routes.iter().filter_map(|route| route.disabled()).collect();
-    if let (Some(first), true) = (disabled.first(), disabled.len() == routes.len()) {
-        return Err(ApiError::route_disabled(first));
-    }
     let mut body = json!({"status": "ready", "live_requests": state.engine.live_requests()});
     if !disabled.is_empty() {
         body["disabled_routes"] = disabled.iter().map(|d| json!({"route": d.route, "reason": d.to_string()})).collect();
@@ -62,7 +59,10 @@ fn hung(hung: &[Hung]) -> Option<Response> {
     );
     let mut body = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, PLUGIN_HUNG, message).body();
     body["hooks"] = hung.iter().map(described).collect();
-    Some(json_response(StatusCode::SERVICE_UNAVAILABLE, &body))
+    let mut response = json_response(StatusCode::SERVICE_UNAVAILABLE, &body);
+    // The hook may come back.
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    Some(response)
 }
 
 fn described(Hung { names, hook, step, lasted }: &Hung) -> Value {
@@ -74,4 +74,22 @@ fn described(Hung { names, hook, step, lasted }: &Hung) -> Value {
         "step": step,
         "seconds": lasted.as_secs(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::policy::monitor::{Hook, Names};
+
+    #[test]
+    fn a_hook_that_hangs_may_come_back() {
+        let names = Names { route: "r".into(), model: "m".into(), plugin: "p".into() };
+        let one = Hung { names, hook: Hook::Route, step: 7, lasted: Duration::from_secs(3) };
+        let response = hung(&[one]).unwrap();
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
+        assert!(hung(&[]).is_none());
+    }
 }

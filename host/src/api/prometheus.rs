@@ -1,5 +1,7 @@
 //! GET /metrics: what policies do, and what the process has, in the text format of Prometheus.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -42,6 +44,7 @@ fn process(text: &mut String) {
 /// Labels, and what was counted under them.
 type Row = (String, HookCounts);
 
+/// One row for each set of labels: while a route drains, an old instance and a new one may have the same.
 fn rows(monitors: &[Arc<Monitor>]) -> Vec<Row> {
     let of = |monitor: &Arc<Monitor>, hook: Hook| {
         let names = &monitor.names;
@@ -49,7 +52,18 @@ fn rows(monitors: &[Arc<Monitor>]) -> Vec<Row> {
         let hook_name = hook.name();
         (format!("route={route},model={model},plugin={plugin},hook=\"{hook_name}\""), monitor.counts(hook))
     };
-    monitors.iter().flat_map(|monitor| Hook::ALL.map(|hook| of(monitor, hook))).collect()
+    let mut rows: Vec<Row> = Vec::new();
+    let mut places: HashMap<String, usize> = HashMap::new();
+    for (labels, counts) in monitors.iter().flat_map(|monitor| Hook::ALL.map(|hook| of(monitor, hook))) {
+        match places.entry(labels) {
+            Entry::Occupied(place) => rows[*place.get()].1 += counts,
+            Entry::Vacant(place) => {
+                rows.push((place.key().clone(), counts));
+                place.insert(rows.len() - 1);
+            }
+        }
+    }
+    rows
 }
 
 /// A label's value.
@@ -110,6 +124,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::policy::monitor::{Monitors, Names};
 
     #[test]
     fn the_process_is_measured() {
@@ -122,6 +137,19 @@ mod tests {
         assert!(value("process_resident_memory_bytes") > 1 << 20);
         // Its output and its errors at least.
         assert!(value("process_open_fds") >= 2);
+    }
+
+    #[test]
+    fn rows_with_equal_labels_are_one() {
+        let all = Monitors::default();
+        let monitors = ["small", "large", "small"].map(|model| {
+            let names = Names { route: "r".into(), model: model.into(), plugin: "p".into() };
+            all.add(names, Duration::from_millis(1))
+        });
+        let rows = rows(&monitors);
+        assert_eq!(rows.len(), 2 * Hook::ALL.len());
+        let labels: std::collections::BTreeSet<_> = rows.iter().map(|(labels, _)| labels).collect();
+        assert_eq!(labels.len(), rows.len());
     }
 
     #[test]

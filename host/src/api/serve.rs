@@ -33,7 +33,6 @@ const FLUSH_TIME: Duration = Duration::from_secs(1);
 /// an answer, such as one with half a request, are not waited for. Drop the future to break all off.
 pub async fn serve(listener: TcpListener, state: Arc<AppState>, shutdown: impl Future<Output = ()>) -> io::Result<()> {
     let (close, closing) = watch::channel(false);
-    let mut connections = JoinSet::new();
     let admissions = state.admissions.clone();
     let drained = async {
         shutdown.await;
@@ -41,25 +40,7 @@ pub async fn serve(listener: TcpListener, state: Arc<AppState>, shutdown: impl F
         close.send_replace(true);
         admissions.over().await;
     };
-    let mut drained = std::pin::pin!(drained);
-    let router = super::router(Arc::clone(&state));
-    loop {
-        tokio::select! {
-            () = &mut drained => break,
-            Some(_) = connections.join_next() => {}
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    connections.spawn(connection(stream, router.clone(), closing.clone()));
-                }
-                Err(error) if concerns_one_connection(&error) => {}
-                Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            },
-        }
-    }
-    drop(listener);
+    let mut connections = accept(listener, super::router(Arc::clone(&state)), closing, drained).await;
     let flushed = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(FLUSH_TIME, flushed).await.is_err() {
         tracing::debug!(connections = connections.len(), "connections without an answer are closed");
@@ -70,12 +51,21 @@ pub async fn serve(listener: TcpListener, state: Arc<AppState>, shutdown: impl F
 /// Serve the admin endpoints at an address of their own until `end`.
 pub async fn serve_admin(listener: TcpListener, state: Arc<AppState>, end: impl Future<Output = ()>) {
     let (_open, closing) = watch::channel(false);
+    accept(listener, super::admin_router(state), closing, end).await.shutdown().await;
+}
+
+/// Take connections until `end`; answers with those that are open then.
+async fn accept(
+    listener: TcpListener,
+    router: axum::Router,
+    closing: watch::Receiver<bool>,
+    end: impl Future<Output = ()>,
+) -> JoinSet<()> {
     let mut connections = JoinSet::new();
-    let router = super::admin_router(state);
     let mut end = std::pin::pin!(end);
     loop {
         tokio::select! {
-            () = &mut end => break,
+            () = &mut end => return connections,
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
@@ -83,14 +73,13 @@ pub async fn serve_admin(listener: TcpListener, state: Arc<AppState>, end: impl 
                 }
                 Err(error) if concerns_one_connection(&error) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted at server.admin");
+                    let address = listener.local_addr().ok();
+                    tracing::warn!(%error, ?address, "a connection could not be accepted");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
         }
     }
-    drop(listener);
-    connections.shutdown().await;
 }
 
 async fn connection(stream: TcpStream, router: axum::Router, mut closing: watch::Receiver<bool>) {

@@ -117,9 +117,10 @@ pub fn run(arguments: &Replay) -> Result<(), Failure> {
     };
     let team = || Team::new(&**policy, &settings.to_string(), &place, &trace);
     let hint = |e: replay::TeamError| match (&e, &arguments.config) {
-        (replay::TeamError::Refused(_), None) => {
-            Failure::input(format!("{e} (--config and --route give it settings, roles and tokenizers)"))
-        }
+        (replay::TeamError::Refused(_), None) => Failure::input(format!(
+            "{e} (--roles small=slm,large=llm names models and their roles; --config and --route give it settings, roles and \
+             tokenizers)"
+        )),
         _ => Failure::input(e),
     };
     let (mut along, mut own) = (team().map_err(hint)?, team().map_err(hint)?);

@@ -45,7 +45,8 @@ async fn serve(arguments: &Serve, config: Config) -> Result<(), Failure> {
     let address = SocketAddr::new(config.server.host, config.server.port);
     let drain_timeout = config.server.drain_timeout;
     // A port in use shows before minutes of loading; until the models work nobody is kept waiting.
-    drop(bind(address).await?);
+    // Both at once, as they will be: they may be in each other's way.
+    let probe = bind(address).await?;
     let admin_address = config.server.admin;
     if let Some(admin) = admin_address {
         drop(bind_admin(admin).await?);
@@ -54,6 +55,7 @@ async fn serve(arguments: &Serve, config: Config) -> Result<(), Failure> {
             tracing::warn!("{file}: server.admin = \"{admin}\": whoever reaches it may reload; set server.admin_key");
         }
     }
+    drop(probe);
     let start = move || {
         record::check(&config)?;
         let prepared = build::prepare(config)?;

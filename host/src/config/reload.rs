@@ -162,13 +162,17 @@ impl Differences {
         if online {
             self.plain(key("min_batch"), &old.min_batch, min_batch);
         }
-        let size = |pool: &Option<Pool>| match pool {
-            None => "none".into(),
-            Some(Pool::Pages(pages)) => format!("{pages} pages"),
-            Some(Pool::Tokens(tokens)) => format!("{tokens} tokens"),
-            Some(Pool::Bytes(bytes)) => format!("{bytes} bytes"),
+        let written = |pool: &Pool| match pool {
+            Pool::Pages(pages) => ("pages", pages.to_string()),
+            Pool::Tokens(tokens) => ("kv_tokens", tokens.to_string()),
+            Pool::Bytes(bytes) => ("kv_memory", format!("{bytes} bytes")),
         };
-        self.field(key("kv_memory"), &old.pool, pool, size);
+        let named = pool.as_ref().or(old.pool.as_ref()).map_or("kv_memory", |pool| written(pool).0);
+        self.field(key(named), &old.pool, pool, |pool| match pool.as_ref().map(written) {
+            None => "none".into(),
+            Some((name, size)) if name == named => size,
+            Some((name, size)) => format!("{name} = {size}"),
+        });
         self.optional(key("max_rows"), &old.max_rows, max_rows);
         self.optional(key("prefill_chunk"), &old.prefill_chunk, prefill_chunk);
         self.optional(key("multiprocessors"), &old.multiprocessors, multiprocessors);

@@ -7,10 +7,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 
 use super::StartError;
-use crate::policy::monitor::{Hook, Hung, Look, Monitors, Watchdog};
+use crate::policy::monitor::{Hook, Hung, Look, Monitors, PERIOD, Watchdog};
 
-/// Time between two looks.
-const PERIOD: Duration = Duration::from_millis(100);
 /// Before the process ends itself: the log is written by another thread.
 const LAST_LINE: Duration = Duration::from_millis(500);
 /// How often it is asked whether a thread has ended.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 
 use super::PolicyFactory;
 use super::file;
-use super::native::{self, NativePlugin, gate};
+use super::native::{self, NativePlugin, Reason, gate};
 use super::plugin::{LoadError, Plugin, is_module};
 use super::wasm::{self, WasmPlugin};
 
@@ -19,7 +19,7 @@ const MOST_LIBRARIES: usize = 256;
 /// Plugins by the SHA-256 of their files.
 pub struct Store {
     most: usize,
-    /// Libraries that were opened, or why one cannot be used though it was.
+    /// Libraries that the dynamic linker was given, or why one of them cannot be used.
     native: HashMap<String, Result<Arc<NativePlugin>, String>>,
     /// Modules that somebody uses.
     wasm: HashMap<String, Weak<WasmPlugin>>,
@@ -71,7 +71,9 @@ impl Store {
                 Ok(plugin)
             }
             Err(error) => {
-                self.native.insert(sha256, Err(error.reason.to_string()));
+                if may_be_kept(&error.reason) {
+                    self.native.insert(sha256, Err(error.reason.to_string()));
+                }
                 Err(error.into())
             }
         }
@@ -91,6 +93,16 @@ impl Store {
     }
 }
 
+/// Whether the dynamic linker may have kept a library that was not loaded for this reason. Otherwise it may be
+/// tried again: memory and open files come back.
+fn may_be_kept(reason: &Reason) -> bool {
+    use tokenrouter_plugin_api::host::LoadError::{Header, Layout, Open, Version};
+    match reason {
+        Reason::Gate(_) | Reason::Copy(_) | Reason::Library(Version { .. }) => false,
+        Reason::Library(Open(_) | Header(_) | Layout { .. }) => true,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,6 +117,15 @@ mod tests {
         let path = directory.join("p.wasm");
         std::fs::write(&path, bytes).unwrap();
         path
+    }
+
+    #[test]
+    fn what_the_linker_never_saw_is_tried_again() {
+        use tokenrouter_plugin_api::host;
+        assert!(!may_be_kept(&Reason::Copy(std::io::Error::from_raw_os_error(libc::EMFILE))));
+        assert!(!may_be_kept(&Reason::Gate(gate::GateError::WritableByAll)));
+        assert!(may_be_kept(&Reason::Library(host::LoadError::Open("no such symbol".into()))));
+        assert!(may_be_kept(&Reason::Library(host::LoadError::Header("another".into()))));
     }
 
     #[test]

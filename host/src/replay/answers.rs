@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokenrouter_plugin_api::NO_TOKEN;
 
-use super::{Answer, Request, Row, Trace};
+use super::{Answer, Request, Row, Trace, prompt_length};
 
 #[derive(Deserialize)]
 struct Steps {
@@ -33,7 +33,7 @@ struct Generated {
 
 #[derive(Deserialize)]
 struct Usage {
-    prompt_tokens: usize,
+    prompt_tokens: u64,
     handoffs: u32,
 }
 
@@ -52,7 +52,7 @@ pub fn read(text: &[u8]) -> Result<Trace, String> {
     if value.get("steps").is_some() {
         serde_json::from_value(value).map_err(form).and_then(steps)
     } else {
-        serde_json::from_value(value).map_err(form).map(generated)
+        serde_json::from_value(value).map_err(form).and_then(generated)
     }
 }
 
@@ -85,10 +85,22 @@ fn number(value: &Value) -> Option<f32> {
     value.as_f64().map(|number| number as f32).or(value.is_null().then_some(f32::NAN))
 }
 
-fn generated(answer: Generated) -> Trace {
+/// One more than the largest of these ids. `field`: where they stand.
+fn vocab_size(field: &str, ids: impl Iterator<Item = u32>) -> Result<u32, String> {
+    let mut size = 0;
+    for (at, id) in ids.enumerate() {
+        // The largest number means that there is none.
+        let above = id.checked_add(1).ok_or_else(|| format!("{field}/{at}: {id} is no token's id"))?;
+        size = size.max(above);
+    }
+    Ok(size)
+}
+
+fn generated(answer: Generated) -> Result<Trace, String> {
+    let prompt = prompt_length(answer.usage.prompt_tokens).map_err(|e| format!("usage: {e}"))?;
     let mut trace = Trace {
         source: format!("route {}", answer.route),
-        vocab_size: answer.tokens.iter().map(|token| token.id + 1).max().unwrap_or_default(),
+        vocab_size: vocab_size("tokens", answer.tokens.iter().map(|token| token.id))?,
         notes: vec![
             "An answer's JSON has no rows of candidates that were dropped: a recording has ([record]).".to_owned(),
         ],
@@ -115,23 +127,21 @@ fn generated(answer: Generated) -> Trace {
     trace.requests = vec![Request {
         id: 0,
         seed: 0,
-        prompt: vec![NO_TOKEN; answer.usage.prompt_tokens],
+        prompt: vec![NO_TOKEN; prompt],
         max_tokens: rows.len() as u32,
         tokens: answer.tokens.iter().map(|token| token.id).collect(),
         writers,
         handoffs: answer.usage.handoffs,
         rows,
     }];
-    trace
+    Ok(trace)
 }
 
 fn steps(answer: Steps) -> Result<Trace, String> {
-    let ids = answer.prompt_ids.iter().chain(&answer.token_ids);
-    let mut trace = Trace {
-        source: format!("route {}", answer.algorithm),
-        vocab_size: ids.map(|id| id + 1).max().unwrap_or_default(),
-        ..Trace::default()
-    };
+    let prompt = vocab_size("prompt_ids", answer.prompt_ids.iter().copied())?;
+    let written = vocab_size("token_ids", answer.token_ids.iter().copied())?;
+    let mut trace =
+        Trace { source: format!("route {}", answer.algorithm), vocab_size: prompt.max(written), ..Trace::default() };
     let writers = answer.models.iter().map(|name| trace.model(name)).collect();
     let mut rows: Vec<Row> = Vec::new();
     for (position, step) in answer.steps.iter().enumerate() {
@@ -139,6 +149,8 @@ fn steps(answer: Steps) -> Result<Trace, String> {
             let fault = |field: &str| format!("steps/{position}: an evaluation has no `{field}`");
             let name = evaluation.get("model").and_then(Value::as_str).ok_or_else(|| fault("model"))?;
             let candidate = evaluation.get("candidate").and_then(Value::as_u64).ok_or_else(|| fault("candidate"))?;
+            let candidate = u32::try_from(candidate).ok().filter(|&id| id != NO_TOKEN);
+            let candidate = candidate.ok_or_else(|| fault("candidate that is a token's id"))?;
             let model = trace.model(name);
             let values = evaluation.iter().filter_map(|(name, value)| {
                 let name = if name == "entropy_nats" { "entropy" } else { name };
@@ -149,7 +161,7 @@ fn steps(answer: Steps) -> Result<Trace, String> {
                 model,
                 at,
                 position: position as u32,
-                candidate: candidate as u32,
+                candidate,
                 draft: NO_TOKEN,
                 // Others had nothing to compare: nobody was asked about them.
                 asked: evaluation.contains_key("score"),

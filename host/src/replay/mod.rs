@@ -90,6 +90,16 @@ pub enum Answer {
     Accept,
 }
 
+/// Longest prompt of a trace: what is not known of it takes memory, too.
+const LONGEST_PROMPT: u64 = 1 << 24;
+
+fn prompt_length(tokens: u64) -> Result<usize, String> {
+    if tokens > LONGEST_PROMPT {
+        return Err(format!("prompt_tokens = {tokens}: more than {LONGEST_PROMPT} are not replayed"));
+    }
+    Ok(tokens as usize)
+}
+
 /// Read the trace at `path`: a run of a recording or its directory, or a file with an answer's JSON. `route`: whose
 /// requests of a recording, where it has several routes.
 pub fn read(path: &Path, route: Option<&str>) -> Result<Trace, String> {

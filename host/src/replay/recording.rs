@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use safetensors::{Dtype, SafeTensors};
 use tokenrouter_plugin_api::{ModelDescription, NO_TOKEN};
 
-use super::{Answer, Columns, Request, Row, Trace};
+use super::{Answer, Columns, Request, Row, Trace, prompt_length};
 use crate::record::{Manifest, RECORDING_FORMAT, RECORDING_VERSION, RequestLine};
 
 /// Columns of a shard that are no signals.
@@ -25,8 +25,9 @@ pub fn read(directory: &Path, route: Option<&str>) -> Result<Trace, String> {
     for file in &manifest.requests {
         let text = std::fs::read_to_string(run.join(&file.file)).map_err(|e| format!("{}: {e}", file.file))?;
         for (at, line) in text.lines().enumerate() {
-            let line: RequestLine =
-                serde_json::from_str(line).map_err(|e| format!("{}: line {}: {e}", file.file, at + 1))?;
+            let named = |e: String| format!("{}: line {}: {e}", file.file, at + 1);
+            let line: RequestLine = serde_json::from_str(line).map_err(|e| named(e.to_string()))?;
+            check(&line, manifest.models.len()).map_err(named)?;
             lines.push(line);
         }
     }
@@ -37,9 +38,13 @@ pub fn read(directory: &Path, route: Option<&str>) -> Result<Trace, String> {
         let model = manifest.models.iter().position(|model| model.name == shard.model);
         let model = model.ok_or_else(|| format!("{}: model `{}` is not in the manifest", shard.file, shard.model))?;
         let bytes = std::fs::read(run.join(&shard.file)).map_err(|e| format!("{}: {e}", shard.file))?;
-        read.shard(&bytes, model, index).map_err(|e| format!("{}: {e}", shard.file))?;
+        read.shard(&bytes, model, index, manifest.models.len()).map_err(|e| format!("{}: {e}", shard.file))?;
     }
     let described = &manifest.routes[index];
+    if described.entry >= described.models.len() {
+        let (entry, models) = (described.entry, described.models.len());
+        return Err(format!("manifest.json: route `{}`: entry = {entry}, of {models} models", described.name));
+    }
     let models = described.models.iter().map(|m| ModelDescription { name: m.name.clone(), role: m.role.clone() });
     let mut notes = Vec::new();
     if manifest.dropped_rows > 0 {
@@ -75,12 +80,25 @@ fn run(directory: &Path) -> Result<PathBuf, String> {
     }
 }
 
+/// What the rest of a replay counts on. `models`: how many the manifest has.
+fn check(line: &RequestLine, models: usize) -> Result<(), String> {
+    if let Some((at, writer)) = line.writers.iter().enumerate().find(|(_, writer)| **writer as usize >= models) {
+        return Err(format!("writers/{at} = {writer}: the manifest has {models} models"));
+    }
+    prompt_length(line.prompt_tokens).map(drop)
+}
+
 /// The route whose requests are replayed.
 fn choose(manifest: &Manifest, lines: &[RequestLine], route: Option<&str>) -> Result<usize, String> {
     let ended = |index: usize| lines.iter().filter(|line| line.route as usize == index).count();
     let with: Vec<usize> = (0..manifest.routes.len()).filter(|&index| ended(index) > 0).collect();
     let names = with.iter().map(|&index| manifest.routes[index].name.as_str()).collect::<Vec<_>>().join(", ");
     match (route, &with[..]) {
+        (_, []) if manifest.stopped.is_none() => Err(format!(
+            "has no request that ended yet: its server records still, or was killed. A part is written after {} rows of a \
+             model, 64 MiB or ten minutes, and at the end: stop the server (SIGTERM) and try again",
+            manifest.settings.shard_rows
+        )),
         (_, []) => Err("has no request that ended".into()),
         (None, [index]) => Ok(*index),
         (None, _) => Err(format!("has requests of the routes {names}; choose one with --recorded")),
@@ -98,7 +116,8 @@ struct Read {
 }
 
 impl Read {
-    fn shard(&mut self, bytes: &[u8], model: usize, route: usize) -> Result<(), String> {
+    /// `count`: how many models the manifest has.
+    fn shard(&mut self, bytes: &[u8], model: usize, route: usize, count: usize) -> Result<(), String> {
         let file = SafeTensors::deserialize(bytes).map_err(|e| e.to_string())?;
         let [requests, times] = [longs(&file, "request")?, longs(&file, "time_us")?];
         let [positions, candidates, drafts, models, replacements, routes] =
@@ -114,17 +133,25 @@ impl Read {
         let taken: Vec<usize> = (0..rows).filter(|&row| routes[row] == route as i32).collect();
         let first = self.signals(&file, model, rows, &taken)?;
         for (place, &row) in taken.iter().enumerate() {
+            let fault = |name: &str, value: i32, why: &str| format!("row {row}: {name} = {value}: {why}");
             let answer = match decisions[row] {
                 0 => Some(Answer::Stay),
                 1 => Some(Answer::Draft),
-                2 => usize::try_from(models[row]).ok().map(Answer::To),
+                2 => match usize::try_from(models[row]) {
+                    Ok(to) if to < count => Some(Answer::To(to)),
+                    _ => {
+                        let why = format!("the manifest has {count} models");
+                        return Err(fault("decision_model", models[row], &why));
+                    }
+                },
                 3 => Some(Answer::Accept),
                 _ => None,
             };
+            let position = u32::try_from(positions[row]);
             let entry = Row {
                 model,
                 at: first + place,
-                position: positions[row] as u32,
+                position: position.map_err(|_| fault("position", positions[row], "must be 0 or more"))?,
                 candidate: candidates[row] as u32,
                 draft: u32::try_from(drafts[row]).unwrap_or(NO_TOKEN),
                 asked: decisions[row] != 4,
@@ -152,8 +179,17 @@ impl Read {
         }
         // What this shard has not, but an earlier one.
         columns.scalars.values_mut().for_each(|column| column.resize(columns.rows, f32::NAN));
-        if let Ok(tensor) = file.tensor("topk_values") {
-            let [_, width] = *tensor.shape() else { return Err("topk_values is no matrix".into()) };
+        let top = file.tensor("topk_values").ok();
+        let width = match top.as_ref().map(|tensor| tensor.shape()) {
+            None => 0,
+            Some(&[found, width]) if found == rows => width,
+            Some(shape) => return Err(format!("topk_values has the shape {shape:?}, not [{rows}, top_k]")),
+        };
+        if first > 0 && columns.top_k != width {
+            return Err(format!("has {width} of the largest logits, an earlier shard {}", columns.top_k));
+        }
+        // No row, no width: it would be multiplied with the rows of other shards.
+        if let Some(tensor) = top.filter(|_| rows > 0) {
             let (values, ids) = (floats(tensor.data()), ints(file, "topk_ids")?);
             if values.len() != rows * width || ids.len() != rows * width {
                 return Err("topk_values and topk_ids differ in shape".into());

@@ -127,5 +127,22 @@ fn what_is_no_trace() {
     assert!(error("{\"route\": \"r\"}").contains("(missing field `usage`"));
     let empty = r#"{"route": "r", "usage": {"prompt_tokens": 1, "handoffs": 0}, "tokens": []}"#;
     assert!(error(empty).ends_with("holds no evaluation of a request that ended"));
+    let one = |prompt: u64, id: u64| {
+        let (usage, token) =
+            (json!({"prompt_tokens": prompt, "handoffs": 0}), json!({"id": id, "model": "m", "signals": {}}));
+        error(&json!({"route": "r", "usage": usage, "tokens": [token]}).to_string())
+    };
+    assert!(one(1, 4294967295).ends_with("x.json: tokens/0: 4294967295 is no token's id"));
+    assert!(
+        one(u64::MAX, 1)
+            .ends_with("x.json: usage: prompt_tokens = 18446744073709551615: more than 16777216 are not replayed")
+    );
+    let steps = |candidate: u64, id: u64| {
+        let steps = json!([{"evaluations": [{"model": "m", "candidate": candidate}]}]);
+        let ids = json!({"algorithm": "a", "max_new_tokens": 1, "prompt_ids": [id], "token_ids": [1], "models": ["m"], "steps": steps});
+        error(&ids.to_string())
+    };
+    assert!(steps(1, 4294967295).ends_with("x.json: prompt_ids/0: 4294967295 is no token's id"));
+    assert!(steps(4294967296, 1).ends_with("x.json: steps/0: an evaluation has no `candidate that is a token's id`"));
     assert!(read(directory.path(), None).unwrap_err().contains("is no recording: it has no manifest.json"));
 }

@@ -51,6 +51,12 @@ fn a_new_wasm_policy_passes_as_it_is() {
 
     let refused = plugin(&["new", "p", "--wasm=cobol", "--dir", dir.path().to_str().unwrap()]);
     assert!(refused.status.code() == Some(2) && text(&refused.stderr).contains("wat, assemblyscript"));
+    let missing = dir.path().join("a/b");
+    let apart = plugin(&["new", "p", "--wasm", "wat", "--dir", missing.to_str().unwrap()]);
+    assert!(apart.status.code() == Some(2) && text(&apart.stderr).contains("write the language as --wasm=wat"));
+    assert!(!missing.exists());
+    let output = plugin(&["new", "p", "--wasm=wat", "--dir", missing.to_str().unwrap()]);
+    assert!(output.status.success() && missing.join("p/p.wat").is_file(), "{}", text(&output.stderr));
 }
 
 /// The compiler that `npm install` brings into plugins/rstitch/assemblyscript. `None` without it, with the reason.

@@ -90,7 +90,10 @@ pub struct New {
     /// Name of the crate and the policy: lower-case letters, digits, `-` and `_`
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Where to make the directory NAME
+    /// A language after `--wasm` without `=`, for the error
+    #[arg(hide = true, value_name = "LANGUAGE", requires = "wasm")]
+    pub stray: Option<String>,
+    /// Where to make the directory NAME; it is made, too, if it is missing
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub dir: PathBuf,
     /// Depend on the plugin API in this directory in place of a copy

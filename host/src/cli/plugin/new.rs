@@ -75,14 +75,18 @@ pub struct Begun {
 pub fn run(arguments: &New) -> Result<(), Failure> {
     let name = &arguments.name;
     check_name(name).map_err(Failure::input)?;
+    if let Some(stray) = &arguments.stray {
+        return Err(Failure::input(format!("`{stray}` after --wasm: write the language as --wasm={stray}")));
+    }
+    let api = arguments.api.as_deref().map(own_api).transpose().map_err(Failure::input)?;
     let named = |path: &Path, e: std::io::Error| Failure::input(format!("{}: {e}", path.display()));
+    std::fs::create_dir_all(&arguments.dir).map_err(|e| named(&arguments.dir, e))?;
     let parent = arguments.dir.canonicalize().map_err(|e| named(&arguments.dir, e))?;
     let to = parent.join(name);
     if to.symlink_metadata().is_ok() {
         let exists = "exists already; choose another name or --dir";
         return Err(Failure::input(format!("{}: {exists}", to.display())));
     }
-    let api = arguments.api.as_deref().map(own_api).transpose().map_err(Failure::input)?;
     let begun = match arguments.wasm {
         Some(language) => new_wasm::begin(name, language, &to),
         None => begin(name, &to, api.as_deref()),

@@ -115,11 +115,7 @@ fn what_needs_a_restart() {
         ("0123456789abcdef", "fedcba9876543210", "server.admin_keys = 1 keys that are not shown"),
         ("path = \"small\"", "path = \"tiny\"", "models.small.path = \"tiny\": the server runs with \"small\""),
         ("device = \"cpu\"", "device = \"cuda:1\"", "models.large.device = \"cuda:1\": the server runs with \"cpu\""),
-        (
-            "device = \"cpu\"",
-            "device = \"cpu\"\npages = 9",
-            "models.large.kv_memory = 9 pages: the server runs with none",
-        ),
+        ("device = \"cpu\"", "device = \"cpu\"\npages = 9", "models.large.pages = 9: the server runs with none"),
         ("device = \"cpu\"", "device = \"cpu\"\nmasked_tokens = [\"x\"]", "models.large.masked_tokens = [\"x\"]"),
         ("[record]", "[models.more]\npath = \"m\"\n[record]", "[models] = [\"small\", \"large\", \"more\"]"),
         ("[models.small]", "[batching]\nschedule = \"eager\"\n[models.small]", "batching.schedule = \"eager\""),

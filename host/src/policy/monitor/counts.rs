@@ -1,5 +1,6 @@
 //! What the calls of one hook of one instance came to.
 
+use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -76,9 +77,36 @@ impl HookCounts {
     }
 }
 
+impl AddAssign for HookCounts {
+    fn add_assign(&mut self, other: Self) {
+        let Self { classes, time, over_budget, failures, restarts, unknown_destinations, wrong_answers } = other;
+        self.classes.iter_mut().zip(classes).for_each(|(own, other)| *own += other);
+        self.time += time;
+        self.over_budget += over_budget;
+        self.failures += failures;
+        self.restarts += restarts;
+        self.unknown_destinations += unknown_destinations;
+        self.wrong_answers += wrong_answers;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_count_is_added() {
+        let one = |n: u64| {
+            let mut classes = [0; BOUNDS.len() + 1];
+            (classes[0], classes[BOUNDS.len()]) = (n, 2 * n);
+            let [over_budget, failures, restarts, unknown_destinations, wrong_answers] = [3, 4, 5, 6, 7].map(|k| k * n);
+            let time = Duration::from_secs(n);
+            HookCounts { classes, time, over_budget, failures, restarts, unknown_destinations, wrong_answers }
+        };
+        let mut sum = one(1);
+        sum += one(10);
+        assert_eq!(sum, one(11));
+    }
 
     #[test]
     fn times_fall_into_classes_up_to_their_bounds() {

@@ -6,6 +6,10 @@ use std::time::Duration;
 
 use super::{Hook, Monitor, Names};
 
+/// Time between two looks.
+pub const PERIOD: Duration = Duration::from_millis(100);
+/// What one look counts at most. After more the whole process stood still (SIGSTOP, a debugger), hooks and all.
+const MOST_BETWEEN: Duration = PERIOD.saturating_mul(2);
 /// A hook that runs for so long is told of.
 pub const HUNG_AFTER: Duration = Duration::from_secs(1);
 
@@ -16,7 +20,7 @@ pub struct Hung {
     pub hook: Hook,
     /// Of its model.
     pub step: u64,
-    /// Since the watchdog first saw it.
+    /// Since the watchdog first saw it, without times in which the process stood still.
     pub lasted: Duration,
 }
 
@@ -40,24 +44,31 @@ struct Seen {
 
 /// Remembers which call of each instance it saw, and since when.
 #[derive(Debug, Default)]
-pub struct Watchdog(HashMap<u64, Seen>);
+pub struct Watchdog {
+    seen: HashMap<u64, Seen>,
+    last: Duration,
+    /// The time that counts; `Seen::since` is on this clock.
+    counted: Duration,
+}
 
 impl Watchdog {
     /// Look at all instances. `now` does not run backwards.
     pub fn look(&mut self, monitors: &[Arc<Monitor>], now: Duration) -> Look {
+        self.counted += now.saturating_sub(self.last).min(MOST_BETWEEN);
+        self.last = now;
         let mut look = Look::default();
         let mut seen = HashMap::new();
         for monitor in monitors {
             let Some((hook, call)) = monitor.crumb.inside() else { continue };
-            let known = self.0.remove(&monitor.id);
+            let known = self.seen.remove(&monitor.id);
             let mut this = match known {
                 Some(known) if known.call == call => known,
                 other => {
                     look.ended.extend(other.and_then(|other| other.told));
-                    Seen { call, since: now, told: None }
+                    Seen { call, since: self.counted, told: None }
                 }
             };
-            let lasted = now.saturating_sub(this.since);
+            let lasted = self.counted.saturating_sub(this.since);
             if lasted >= HUNG_AFTER {
                 let hung = Hung { names: monitor.names.clone(), hook, step: monitor.crumb.step(), lasted };
                 look.hung.push(hung.clone());
@@ -68,8 +79,8 @@ impl Watchdog {
             seen.insert(monitor.id, this);
         }
         // Those left are outside their hooks by now, or gone.
-        look.ended.extend(self.0.drain().filter_map(|(_, seen)| seen.told));
-        self.0 = seen;
+        look.ended.extend(self.seen.drain().filter_map(|(_, seen)| seen.told));
+        self.seen = seen;
         look
     }
 }
@@ -91,6 +102,25 @@ mod tests {
         of.iter().map(|hung| (hung.names.route.as_str(), hung.lasted.as_millis() as u64)).collect()
     }
 
+    /// Looks each [`PERIOD`] after `from`; the last one, at `to`.
+    fn looks(watchdog: &mut Watchdog, monitors: &[Arc<Monitor>], from: u64, to: u64) -> Look {
+        let period = PERIOD.as_millis() as u64;
+        (from / period + 1..to.div_ceil(period)).for_each(|at| drop(watchdog.look(monitors, ms(at * period))));
+        watchdog.look(monitors, ms(to))
+    }
+
+    #[test]
+    fn a_pause_of_the_process_is_no_hang() {
+        let monitors = [monitor(0)];
+        let mut watchdog = Watchdog::default();
+        monitors[0].crumb.enter(Hook::Route);
+        watchdog.look(&monitors, ms(100));
+        assert_eq!(watchdog.look(&monitors, ms(60_000)), Look::default());
+        // It hangs all the same: 200 ms of the pause, and 800 since.
+        assert_eq!(looks(&mut watchdog, &monitors, 60_000, 60_799), Look::default());
+        assert_eq!(routes(&watchdog.look(&monitors, ms(60_800)).began), [("r0", 1000)]);
+    }
+
     #[test]
     fn a_call_that_lasts_is_told_of_once_and_when_it_ends() {
         let monitors = [monitor(0), monitor(1)];
@@ -98,11 +128,11 @@ mod tests {
         monitors[1].crumb.at_step(42);
         monitors[1].crumb.enter(Hook::Send);
         assert_eq!(watchdog.look(&monitors, ms(100)), Look::default());
-        assert_eq!(watchdog.look(&monitors, ms(1099)), Look::default());
+        assert_eq!(looks(&mut watchdog, &monitors, 100, 1099), Look::default());
         let look = watchdog.look(&monitors, ms(1100));
         assert_eq!((routes(&look.began), routes(&look.hung)), (vec![("r1", 1000)], vec![("r1", 1000)]));
         assert_eq!((look.began[0].hook, look.began[0].step), (Hook::Send, 42));
-        let look = watchdog.look(&monitors, ms(5000));
+        let look = looks(&mut watchdog, &monitors, 1100, 5000);
         assert_eq!((routes(&look.began), routes(&look.hung)), (vec![], vec![("r1", 4900)]));
         monitors[1].crumb.leave();
         let look = watchdog.look(&monitors, ms(5100));
@@ -128,12 +158,12 @@ mod tests {
         let mut watchdog = Watchdog::default();
         monitors[0].crumb.enter(Hook::Route);
         watchdog.look(&monitors, ms(0));
-        assert_eq!(watchdog.look(&monitors, ms(1000)).began.len(), 1);
+        assert_eq!(looks(&mut watchdog, &monitors, 0, 1000).began.len(), 1);
         monitors[0].crumb.leave();
         monitors[0].crumb.enter(Hook::Finished);
         let look = watchdog.look(&monitors, ms(1100));
         assert_eq!((look.hung.len(), look.ended.len()), (0, 1));
-        assert_eq!(routes(&watchdog.look(&monitors, ms(2100)).began), [("r0", 1000)]);
+        assert_eq!(routes(&looks(&mut watchdog, &monitors, 1100, 2100).began), [("r0", 1000)]);
         // An instance that goes away while it hangs has ended, too.
         assert_eq!(watchdog.look(&[], ms(2200)).ended.len(), 1);
     }

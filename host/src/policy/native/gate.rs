@@ -79,10 +79,13 @@ pub fn check(path: &Path, pin: Option<&str>) -> Result<Checked, GateError> {
         if found.mode() & WRITABLE_BY_ALL != 0 {
             return Err(GateError::WritableByAll);
         }
-        let directory = std::fs::canonicalize(path)?.parent().map(Path::to_owned).unwrap_or_default();
-        // In a sticky one files can be replaced by their owner alone.
-        if std::fs::metadata(&directory)?.mode() & (WRITABLE_BY_ALL | STICKY) == WRITABLE_BY_ALL {
-            return Err(GateError::ReplaceableByAll(directory));
+        // A link can be replaced where it lies, the file where it leads to.
+        for path in [path, &std::fs::canonicalize(path)?] {
+            let directory = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+            // In a sticky one files can be replaced by their owner alone.
+            if std::fs::metadata(directory)?.mode() & (WRITABLE_BY_ALL | STICKY) == WRITABLE_BY_ALL {
+                return Err(GateError::ReplaceableByAll(directory.to_owned()));
+            }
         }
     }
     let metadata = check_elf(&bytes)?;

@@ -53,6 +53,54 @@ fn a_policy_before_its_own_recording_goes_the_recorded_course() {
 }
 
 #[test]
+fn damaged_recordings_are_refused_by_file_and_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = recorded(directory.path());
+    let whole = manifest(&run);
+    let lines = std::fs::read_to_string(run.join(&whole.requests[0].file)).unwrap();
+    let with_line = |change: fn(&mut serde_json::Value)| {
+        let mut changed: Vec<String> = lines.lines().map(str::to_owned).collect();
+        let mut line = serde_json::from_str(&changed[1]).unwrap();
+        change(&mut line);
+        changed[1] = line.to_string();
+        std::fs::write(run.join(&whole.requests[0].file), changed.join("\n")).unwrap();
+        let error = read(&run, Some("hop")).unwrap_err();
+        std::fs::write(run.join(&whole.requests[0].file), &lines).unwrap();
+        error
+    };
+    let error = with_line(|line| line["writers"][0] = 3.into());
+    assert!(error.ends_with("requests-00000.jsonl: line 2: writers/0 = 3: the manifest has 3 models"), "{error}");
+    let error = with_line(|line| line["prompt_tokens"] = u64::MAX.into());
+    assert!(error.contains("requests-00000.jsonl: line 2: prompt_tokens = 18446744073709551615: more than"), "{error}");
+
+    let with_manifest = |change: fn(&mut Manifest)| {
+        let mut changed = whole.clone();
+        change(&mut changed);
+        std::fs::write(run.join("manifest.json"), serde_json::to_vec(&changed).unwrap()).unwrap();
+        read(&run, Some("hop")).unwrap_err()
+    };
+    let error = with_manifest(|manifest| manifest.routes[0].entry = 9);
+    assert!(error.contains("manifest.json: route `hop`: entry = 9, of "), "{error}");
+    let error = with_manifest(|manifest| manifest.requests.clear());
+    assert!(error.ends_with("has no request that ended"), "{error}");
+    let error = with_manifest(|manifest| (manifest.requests, manifest.stopped) = (Vec::new(), None));
+    assert!(error.contains("A part is written after 100 rows of a model, 64 MiB or ten minutes"), "{error}");
+
+    // The last model goes, and with it what hand-offs to it name.
+    let mut changed = whole.clone();
+    let gone = changed.models.pop().unwrap().name;
+    changed.shards.retain(|shard| shard.model != gone);
+    std::fs::write(run.join("manifest.json"), serde_json::to_vec(&changed).unwrap()).unwrap();
+    let file = run.join(&whole.requests[0].file);
+    std::fs::write(&file, lines.replace("\"writers\":[", "\"writers\":[],\"was\":[")).unwrap();
+    let error = read(&run, Some("hop")).unwrap_err();
+    assert!(
+        error.contains(".safetensors: row ") && error.contains(": decision_model = 2: the manifest has 2"),
+        "{error}"
+    );
+}
+
+#[test]
 fn what_cannot_be_replayed() {
     let directory = tempfile::tempdir().unwrap();
     let run = recorded(directory.path());
