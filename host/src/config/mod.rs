@@ -158,19 +158,32 @@ pub struct RouteConfig {
     pub settings_origin: Origin,
 }
 
+/// Largest file.
+const MAX_BYTES: u64 = 16 << 20;
+
 impl Config {
     /// Read and check `file`, with the overrides among `variables`.
     pub fn load(file: &Path, variables: &BTreeMap<String, String>) -> Result<Self, ConfigError> {
         let name = file.display().to_string();
         let fail = |message: String| ConfigError { file: name.clone(), origin: None, message };
-        let bytes = std::fs::read(file).map_err(|e| {
+        let unread = |e: std::io::Error| {
             fail(match e.kind() {
                 std::io::ErrorKind::NotFound => {
                     "there is no such file; give the path of a configuration, for example config/demo.toml".into()
                 }
                 _ => format!("cannot be read: {e}"),
             })
-        })?;
+        };
+        // A server reads it again while it works, and must not wait for whoever writes to a pipe.
+        let found = std::fs::metadata(file).map_err(unread)?;
+        if !found.is_file() {
+            return Err(fail("is not a regular file; give the path of a configuration".into()));
+        }
+        if found.len() > MAX_BYTES {
+            let message = format!("has {} bytes, more than the {MAX_BYTES} allowed; give a TOML file", found.len());
+            return Err(fail(message));
+        }
+        let bytes = std::fs::read(file).map_err(unread)?;
         let text = String::from_utf8(bytes).map_err(|e| {
             let valid = e.utf8_error().valid_up_to();
             let line = e.as_bytes()[..valid].iter().filter(|b| **b == b'\n').count() + 1;

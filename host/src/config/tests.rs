@@ -597,3 +597,14 @@ fn deep_nesting() {
     let _ = parse(&format!("{}a = 1", "a.".repeat(200_000)));
     let _ = parse(&format!("[{}a]", "a.".repeat(200_000)));
 }
+
+#[test]
+fn what_is_no_file_of_a_configuration() {
+    let directory = tempfile::tempdir().unwrap();
+    let error = |path: &Path| Config::load(path, &BTreeMap::new()).unwrap_err().to_string();
+    assert!(error(directory.path()).ends_with("is not a regular file; give the path of a configuration"));
+    assert!(error(Path::new("/dev/zero")).ends_with("is not a regular file; give the path of a configuration"));
+    let path = directory.path().join("large.toml");
+    std::fs::File::create(&path).unwrap().set_len((16 << 20) + 1).unwrap();
+    assert!(error(&path).ends_with("has 16777217 bytes, more than the 16777216 allowed; give a TOML file"));
+}
