@@ -98,7 +98,8 @@ fn last(stream: &mut RequestStream) -> Event {
 }
 
 fn wait_for(mut is: impl FnMut() -> bool) {
-    for _ in 0..5000 {
+    // A minute: other tests may have the processors.
+    for _ in 0..30_000 {
         if is() {
             return;
         }

@@ -33,7 +33,7 @@ fn requests_end_under_the_policy_they_began_with() {
     let want = alone(2, 3000);
     before.iter_mut().for_each(|stream| assert!(text(stream) == want));
     world.settles(2, 0);
-    assert_eq!((two.instances(), three.instances()), (2, 2));
+    wait_for(|| (two.instances(), three.instances()) == (2, 2));
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_removed_route_drains_and_is_gone() {
     drop(held);
     assert_eq!(text(&mut running).len(), 3000);
     world.settles(0, 0);
-    assert_eq!(two.instances(), 0);
+    wait_for(|| two.instances() == 0);
     assert_eq!(world.engine.submit(late).err(), Some(SubmitError::NoRoute));
 }
 
@@ -67,7 +67,7 @@ fn cancelled_requests_hold_no_route() {
     world.set(&[]).unwrap();
     drop(streams);
     world.settles(0, 0);
-    assert_eq!(two.instances(), 0);
+    wait_for(|| two.instances() == 0);
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn what_is_refused_changes_nothing() {
     assert_eq!(error, "route `b`, model `m0`: no room");
     let error = world.engine.set_routes(vec![Wanted::AsServed("q".into())]).unwrap_err();
     assert_eq!(error.to_string(), "route `q`: it is not served, so it cannot be kept");
-    assert_eq!((two.instances(), bad.instances(), wide.instances()), (2, 0, 0));
+    wait_for(|| (two.instances(), bad.instances(), wide.instances()) == (2, 0, 0));
     assert_eq!(text(&mut world.engine.submit(request(&world.engine, "r", 60)).unwrap()), alone(2, 60));
 }
 
@@ -250,5 +250,5 @@ fn random_changes_under_random_load() {
     });
     world.set(&[]).unwrap();
     world.settles(0, 0);
-    assert!(every.iter().all(|policy| policy.instances() == 0));
+    wait_for(|| every.iter().all(|policy| policy.instances() == 0));
 }
