@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use arc_swap::ArcSwap;
 use axum::http::StatusCode;
 
 use super::admin::{Access, Reload};
@@ -10,6 +11,7 @@ use super::admission::Admissions;
 use super::error::ApiError;
 use super::params::SamplingDefaults;
 use super::reader::{Fields, Warned};
+use super::running::Running;
 use super::tokenise::TextWork;
 use crate::engine::{Engine, ServedRoute};
 use crate::request::TokenId;
@@ -33,10 +35,13 @@ pub struct AppState {
     pub access: Access,
     /// What `POST /admin/reload` does.
     pub reload: Option<Arc<Reload>>,
+    /// Of the configuration in force; empty without one.
+    pub config_sha256: Arc<ArcSwap<String>>,
     pub(super) started: u64,
     pub(super) warned: Warned,
     pub(super) admissions: Admissions,
     pub(super) text_work: TextWork,
+    pub(super) running: Running,
 }
 
 impl AppState {
@@ -51,10 +56,12 @@ impl AppState {
             max_requests: 1024,
             access: Access::default(),
             reload: None,
+            config_sha256: Arc::default(),
             started: unix_time(),
             warned: Warned::default(),
             admissions: Admissions::default(),
             text_work: TextWork::default(),
+            running: Running::default(),
         }
     }
 

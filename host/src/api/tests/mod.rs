@@ -8,4 +8,6 @@ mod down;
 mod errors;
 mod fixture;
 mod metrics;
+mod prompts;
 mod streams;
+mod surface;
