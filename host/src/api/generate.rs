@@ -155,6 +155,7 @@ impl Shape {
         let mut usage = Usage::new(prompt.len(), 1);
         usage.add(&self.route, 0, &answer.entries, answer.end.as_ref());
         let mut meta = usage.to_json();
+        meta["model"] = self.route.name.clone().into();
         meta["cached_tokens"] = usage.cached_tokens().into();
         meta["id"] = self.ids.get(index).cloned().into();
         meta["finish_reason"] =

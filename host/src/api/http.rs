@@ -130,7 +130,8 @@ pub async fn with_request_id(request: Request, next: Next) -> Response {
     if let Some(id) = id {
         let status = response.status().as_u16();
         // Probes come all the time.
-        if matches!(path.as_str(), "/health" | "/ping" | "/ready" | "/metrics" | "/metrics/steps") {
+        if matches!(path.as_str(), "/health" | "/health_generate" | "/ping" | "/ready" | "/metrics" | "/metrics/steps")
+        {
             tracing::debug!(request_id = ?id, %method, path, status, "request");
         } else {
             tracing::info!(request_id = ?id, %method, path, status, "request");

@@ -85,6 +85,7 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/load", get(info::load))
         .route("/ping", get(health::health).post(health::health))
         .route("/health", get(health::health))
+        .route("/health_generate", get(health::generate))
         .route("/ready", get(health::ready))
         .route("/metrics", get(prometheus::metrics))
         .route("/metrics/steps", get(metrics::steps))

@@ -131,6 +131,8 @@ async fn fields() {
         (completions, "max_tokens", json!(0), 400, "invalid_value", "max_tokens"),
         (completions, "return_logprob", json!(true), 400, "unsupported_parameter", "return_logprob"),
         (completions, "request_id", json!(""), 400, "invalid_value", "request_id"),
+        (chats, "route", json!("small"), 400, "unsupported_parameter", "route"),
+        (completions, "policy_settings", json!({}), 400, "unsupported_parameter", "policy_settings"),
         (chats, "echo", json!(true), 400, "unsupported_parameter", "echo"),
         (chats, "continue_final_message", json!(3), 400, "invalid_type", "continue_final_message"),
         (completions, "suffix", json!("x"), 400, "unsupported_parameter", "suffix"),

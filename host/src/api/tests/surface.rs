@@ -82,6 +82,7 @@ async fn what_the_server_is() {
     state.config_sha256.store(Arc::new("5c1f".into()));
     assert_eq!(get(&server, "/version").await, (200, json!({"version": env!("CARGO_PKG_VERSION")})));
     assert_eq!(get(&server, "/load").await, (200, json!({"server_load": 0})));
+    assert_eq!(get(&server, "/health_generate").await, (200, json!({"status": "ok"})));
     assert_eq!(get(&server, "/ping").await, (200, json!({"status": "ok"})));
     for path in ["/model_info", "/get_model_info"] {
         let (status, info) = get(&server, path).await;
