@@ -142,7 +142,7 @@ mod tests {
     fn the_token_itself_is_among_the_best() {
         let tokenizer = demo();
         let score = Score { logprob: -3.0, rank: 9, top_logprobs: vec![(5, -0.5), (6, -1.0)] };
-        let json = prompt_logprobs(&tokenizer, &[1, 2], &[score.clone()], 1);
+        let json = prompt_logprobs(&tokenizer, &[1, 2], std::slice::from_ref(&score), 1);
         assert_eq!(json[0], Value::Null);
         assert_eq!(json[1].as_object().unwrap().keys().collect::<Vec<_>>(), ["5", "2"]);
         assert_eq!((&json[1]["2"]["rank"], &json[1]["5"]["rank"]), (&json!(9), &json!(1)));

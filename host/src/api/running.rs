@@ -9,10 +9,13 @@ use tokio::sync::watch;
 #[derive(Clone, Debug, Default)]
 pub struct Running(Arc<Mutex<Table>>);
 
+/// An answer's number, and what tells it to end.
+type Entry = (u64, Arc<watch::Sender<bool>>);
+
 #[derive(Debug, Default)]
 struct Table {
     /// Names are the clients' own, so several answers may have one.
-    named: HashMap<String, Vec<(u64, Arc<watch::Sender<bool>>)>>,
+    named: HashMap<String, Vec<Entry>>,
     next: u64,
 }
 
