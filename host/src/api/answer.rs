@@ -108,20 +108,6 @@ impl Usage {
         self.cached_tokens
     }
 
-    /// A line in the log for an answer that is complete.
-    pub fn log(&self, id: &str, route: &Route) {
-        tracing::info!(
-            id,
-            model = route.name,
-            prompt_tokens = self.prompt_tokens,
-            cached_tokens = self.cached_tokens,
-            completion_tokens = self.completion_tokens,
-            tokens_by_model = ?self.by_model,
-            handoffs = self.handoffs,
-            "answered"
-        );
-    }
-
     pub fn to_json(&self) -> Value {
         json!({
             "prompt_tokens": self.prompt_tokens,

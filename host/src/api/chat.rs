@@ -42,6 +42,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
         include_usage: streaming.include_usage,
         route,
     };
+    run.named(&shape.id);
     if streaming.stream {
         let usage = Usage::new(run.prompt_tokens, generation.n);
         let encoder = ChatStream { usage, choices: run.choices, shape };
@@ -55,7 +56,6 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let choices: Vec<Value> = answers.iter().enumerate().map(|(index, answer)| shape.choice(index, answer)).collect();
     let mut body = shape.envelope("chat.completion", choices);
     body["usage"] = usage.to_json();
-    usage.log(&shape.id, &shape.route);
     Ok(json_response(StatusCode::OK, &body))
 }
 
@@ -267,7 +267,6 @@ impl Encoder for ChatStream {
     }
 
     fn close(&mut self) -> Vec<Value> {
-        self.usage.log(&self.shape.id, &self.shape.route);
         if !self.shape.include_usage {
             return Vec::new();
         }

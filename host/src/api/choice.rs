@@ -125,6 +125,7 @@ impl Choice {
                     let new = self.ledger.enter(start, tokens)?.to_vec();
                     for token in new {
                         if let Some(reason) = self.commit(token) {
+                            self.request.stopped();
                             return Ok(self.end(reason, self.changes_of_model()));
                         }
                     }

@@ -46,6 +46,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
         include_usage: streaming.include_usage,
         route,
     };
+    run.named(&shape.id);
     let mut usage = Usage::new(run.prompt_tokens, generation.n);
     if streaming.stream {
         return Ok(sse::respond(run, CompletionStream { usage, shape }, state.keep_alive));
@@ -57,7 +58,6 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let choices = answers.iter().enumerate().map(|(index, answer)| shape.choice(index, answer)).collect();
     let mut body = shape.envelope(choices);
     body["usage"] = usage.to_json();
-    usage.log(&shape.id, &shape.route);
     Ok(json_response(StatusCode::OK, &body))
 }
 
@@ -177,7 +177,6 @@ impl Encoder for CompletionStream {
     }
 
     fn close(&mut self) -> Vec<Value> {
-        self.usage.log(&self.shape.id, &self.shape.route);
         if !self.shape.include_usage {
             return Vec::new();
         }

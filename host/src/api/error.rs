@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::choice::ChoiceError;
 use super::http::json_response;
+use super::record::ErrorCode;
 use crate::engine::SubmitError;
 use crate::plain::plain;
 use crate::request::{ModelDown, RequestError, RouteDisabled};
@@ -136,6 +137,7 @@ impl From<ChoiceError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = json_response(self.status, &self.body());
+        response.extensions_mut().insert(ErrorCode(self.code));
         let headers = response.headers_mut();
         // A model that is down does not come back before a restart, nor a disabled route before a reload.
         let for_good = [MODEL_DOWN, ROUTE_DISABLED].contains(&self.code);

@@ -6,6 +6,7 @@ mod answer;
 mod chat;
 mod choice;
 mod completions;
+mod counts;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzed;
@@ -18,7 +19,9 @@ mod params;
 mod prometheus;
 mod prompts;
 mod reader;
+mod record;
 mod run;
+mod seen;
 mod serve;
 mod sse;
 mod state;
@@ -49,7 +52,7 @@ pub fn admin_router(state: Arc<AppState>) -> Router {
         .layer(axum::Extension(admin::OwnAddress))
         .fallback(http::no_such_path)
         .method_not_allowed_fallback(http::method_not_allowed)
-        .layer(axum::middleware::from_fn(http::with_request_id))
+        .layer(axum::middleware::from_fn_with_state(state.clone(), record::every_request))
         .with_state(state)
 }
 
@@ -68,6 +71,6 @@ pub fn router(state: Arc<AppState>) -> Router {
         .merge(admin_endpoints())
         .fallback(http::no_such_path)
         .method_not_allowed_fallback(http::method_not_allowed)
-        .layer(axum::middleware::from_fn(http::with_request_id))
+        .layer(axum::middleware::from_fn_with_state(state.clone(), record::every_request))
         .with_state(state)
 }

@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use super::choice::{Choice, ChoiceError, End, Ending, Entry, Piece};
 use super::error::ApiError;
 use super::params::Generation;
+use super::seen::Seen;
 use super::state::{AppState, Route};
 use crate::request::{NewRequest, TokenId};
 
@@ -32,6 +33,7 @@ pub struct Run {
     pub choices: usize,
     /// Tokens of the prompts, each counted once.
     pub prompt_tokens: usize,
+    seen: Seen,
 }
 
 /// A complete answer.
@@ -67,6 +69,7 @@ impl Run {
             min_tokens: generation.sampling.min_tokens,
         };
         let mut running = Vec::with_capacity(choices);
+        let mut seen = Seen::new(prompt_tokens, generation.n, route);
         let live = state.engine.live_requests();
         if live + choices > state.max_requests {
             return Err(ApiError::overloaded(live));
@@ -86,6 +89,7 @@ impl Run {
                     cache_salt: generation.cache_salt.clone(),
                 };
                 let stream = state.engine.submit(request).map_err(|e| ApiError::refused(&e, options.prompt_field))?;
+                seen.submitted(&stream);
                 running.push(Choice::new(stream, Arc::clone(&route.text), ending.clone()));
             }
         }
@@ -93,12 +97,31 @@ impl Run {
         for (index, choice) in running.into_iter().enumerate() {
             tokio::spawn(follow(index, choice, sender.clone()));
         }
-        Ok(Self { pieces, choices, prompt_tokens })
+        Ok(Self { pieces, choices, prompt_tokens, seen })
+    }
+
+    /// The answer has this `id`.
+    pub fn named(&self, id: &str) {
+        self.seen.enter(|facts| facts.answer = Some(id.to_owned()));
+    }
+
+    /// It is answered piece by piece.
+    pub fn streams(&self) {
+        self.seen.enter(|facts| facts.stream = true);
+    }
+
+    /// It is broken off with this error.
+    pub fn failed(&self, code: &'static str) {
+        self.seen.enter(|facts| facts.error = Some(code));
     }
 
     /// The next piece of any choice; `None` after the last one.
     pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, Result<Piece, ChoiceError>)>> {
-        self.pieces.poll_recv(cx)
+        let piece = std::task::ready!(self.pieces.poll_recv(cx));
+        if let Some((index, Ok(piece))) = &piece {
+            self.seen.piece(*index, piece);
+        }
+        Poll::Ready(piece)
     }
 
     /// All answers, in the order of the choices.
@@ -106,6 +129,7 @@ impl Run {
         let mut answers = vec![Answer::default(); self.choices];
         while let Some((index, piece)) = self.pieces.recv().await {
             let piece = piece?;
+            self.seen.piece(index, &piece);
             if let Some(answer) = answers.get_mut(index) {
                 answer.text.push_str(&piece.text);
                 answer.entries.extend(piece.entries);

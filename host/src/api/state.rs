@@ -7,9 +7,11 @@ use axum::http::StatusCode;
 
 use super::admin::{Access, Reload};
 use super::admission::Admissions;
+use super::counts::ApiCounts;
 use super::error::ApiError;
 use super::params::SamplingDefaults;
 use super::reader::{Fields, Warned};
+use super::record::Record;
 use super::tokenise::TextWork;
 use crate::engine::{Engine, ServedRoute};
 use crate::request::TokenId;
@@ -33,6 +35,8 @@ pub struct AppState {
     pub access: Access,
     /// What `POST /admin/reload` does.
     pub reload: Option<Arc<Reload>>,
+    /// Of the HTTP interface.
+    pub counts: ApiCounts,
     pub(super) started: u64,
     pub(super) warned: Warned,
     pub(super) admissions: Admissions,
@@ -51,6 +55,7 @@ impl AppState {
             max_requests: 1024,
             access: Access::default(),
             reload: None,
+            counts: ApiCounts::default(),
             started: unix_time(),
             warned: Warned::default(),
             admissions: Admissions::default(),
@@ -80,6 +85,7 @@ impl AppState {
             }
         };
         let route = routes.named(&name).ok_or_else(|| unknown_model(&name))?;
+        Record::note(|facts| (facts.model, facts.policy) = (Some(name.clone()), route.policy.clone()));
         if let Some(disabled) = route.disabled() {
             return Err(ApiError::route_disabled(disabled));
         }

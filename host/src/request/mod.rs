@@ -3,7 +3,7 @@
 mod ledger;
 mod sampling;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 pub use ledger::{Ledger, LedgerError};
@@ -56,13 +56,30 @@ pub struct NewRequest {
     pub cache_salt: Option<Arc<str>>,
 }
 
-/// A request as the sub-servers know it; shared, never changed.
+/// A request as the sub-servers know it; shared, never changed but for the moment that it begins.
 #[derive(Clone, Debug)]
 pub struct RequestSpec {
     /// Id given by the engine.
     pub id: RequestId,
     /// What the client asked for.
     pub new: NewRequest,
+    began: OnceLock<Instant>,
+}
+
+impl RequestSpec {
+    pub fn new(id: RequestId, new: NewRequest) -> Self {
+        Self { id, new, began: OnceLock::new() }
+    }
+
+    /// When the first step that computed something of it began; `None` while it waits for that.
+    pub fn began(&self) -> Option<Instant> {
+        self.began.get().copied()
+    }
+
+    /// Its first step began at `at`. Only the first call counts.
+    pub fn begin(&self, at: Instant) {
+        let _ = self.began.set(at);
+    }
 }
 
 /// One committed token.

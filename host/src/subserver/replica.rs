@@ -1,6 +1,7 @@
 //! One model's copy of a request.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokenrouter_plugin_api::{ModelIndex, RequestView, Slot};
 
@@ -219,6 +220,7 @@ impl Replica {
             handoffs: self.handoffs,
             idle_handoffs: self.idle_handoffs,
             spec: with_spec.then(|| self.spec.clone()),
+            sent: Duration::ZERO,
         };
         match spent {
             Some(mut spent) => {
@@ -252,7 +254,7 @@ mod tests {
         let sampling = SamplingParams::greedy();
         let (route, tokens) = (RouteId(0), prompt.clone());
         let new = NewRequest { route, prompt, max_tokens: 99, sampling, return_signals: false, cache_salt: None };
-        let spec = Arc::new(RequestSpec { id: 1, new });
+        let spec = Arc::new(RequestSpec::new(1, new));
         let mut replica = Replica::new(spec, None, tokens, pool.pages(Some(Root::default())), 1);
         assert!(replica.pages.grow_to(pages_for(kv_len)));
         replica.kv_len = kv_len;

@@ -47,6 +47,7 @@ pub(super) struct Work {
 impl SubServer {
     /// Run one forward. Tells what was computed; nothing when there was nothing to do.
     pub fn step(&mut self) -> Stepped {
+        self.begun.clear();
         let mut work = self.work.take().unwrap_or_default();
         self.plan(&mut work);
         let Work { plan, .. } = &mut *work;
@@ -119,8 +120,11 @@ impl SubServer {
             if let Some(replica) = self.replicas.get_mut(&run.id) {
                 replica.kv_len = run.end;
                 // Only the model that computes the prompt first answers for it.
-                if replica.computed == Computed::Never && replica.handoffs == 0 && run.start > 0 {
-                    self.effects.push(Effect::Event(run.id, Event::PromptCached { tokens: run.start as u32 }));
+                if replica.computed == Computed::Never && replica.handoffs == 0 {
+                    self.begun.push(replica.spec.clone());
+                    if run.start > 0 {
+                        self.effects.push(Effect::Event(run.id, Event::PromptCached { tokens: run.start as u32 }));
+                    }
                 }
                 replica.computed = Computed::Held;
             }

@@ -7,5 +7,7 @@ mod connections;
 mod down;
 mod errors;
 mod fixture;
+mod lines;
 mod metrics;
+mod scrape;
 mod streams;
