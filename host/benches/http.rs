@@ -15,7 +15,6 @@ use tokenrouter::engine::{Engine, ModelSetup};
 use tokenrouter::request::TokenId;
 use tokenrouter::runner::{Columns, ModelInfo, RowBatch, RowOutputs, Runner, RunnerError, Sample};
 use tokenrouter::text::ModelText;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 const STREAMS: usize = 64;
@@ -92,13 +91,17 @@ async fn stream(address: SocketAddr) -> usize {
         "POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
-    let mut connection = TcpStream::connect(address).await.expect("connected");
-    connection.write_all((head + &body).as_bytes()).await.expect("sent");
+    let connection = TcpStream::connect(address).await.expect("connected");
+    let request = head + &body;
+    connection.writable().await.expect("writable");
+    assert_eq!(connection.try_write(request.as_bytes()).expect("sent"), request.len());
     let (mut buffer, mut bytes) = (vec![0; 1 << 16], 0);
     loop {
-        match connection.read(&mut buffer).await.expect("reads") {
-            0 => return bytes,
-            more => bytes += more,
+        connection.readable().await.expect("readable");
+        match connection.try_read(&mut buffer) {
+            Ok(0) => return bytes,
+            Ok(more) => bytes += more,
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock),
         }
     }
 }

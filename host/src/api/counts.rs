@@ -16,14 +16,12 @@ pub struct ApiCounts {
     requests: Mutex<BTreeMap<Kind, u64>>,
     /// Requests whose client left before the answer was complete.
     pub client_aborts: Counter,
-    /// Streams that were cancelled because their client does not read.
-    pub slow_readers: Counter,
 }
 
 impl Default for ApiCounts {
     fn default() -> Self {
         let requests = Mutex::new(ANSWERS.map(|path| ((path.to_owned(), 200), 0)).into());
-        Self { requests, client_aborts: Counter::default(), slow_readers: Counter::default() }
+        Self { requests, client_aborts: Counter::default() }
     }
 }
 

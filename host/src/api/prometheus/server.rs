@@ -18,8 +18,6 @@ pub fn write(out: &mut Exposition, state: &AppState) {
     }
     out.counter("tokenrouter_client_aborts_total", "HTTP requests whose client left before the answer was complete.")
         .sample(&[], counts.client_aborts.read());
-    out.counter("tokenrouter_slow_reader_cancels_total", "Streams that were cancelled because nobody read them.")
-        .sample(&[], counts.slow_readers.read());
     out.counter("tokenrouter_unknown_fields_total", "Fields of requests that were ignored, by name.");
     for (field, count) in state.warned.counts() {
         out.sample(&[("field", &field)], count);

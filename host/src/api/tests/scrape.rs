@@ -37,7 +37,7 @@ async fn a_request_is_counted_under_its_route_and_its_models() {
         (r#"vllm:cache_config_info{model_name="large",block_size="16",num_gpu_blocks="1024"}"#, 1.0),
         (r#"tokenrouter_http_requests_total{path="/v1/chat/completions",status="200"}"#, 1.0),
         (r#"tokenrouter_http_requests_total{path="/generate",status="200"}"#, 0.0),
-        ("tokenrouter_slow_reader_cancels_total", 0.0),
+        ("tokenrouter_client_aborts_total", 0.0),
     ] {
         assert_eq!(seen.get(name), Some(&value), "{name}");
     }
