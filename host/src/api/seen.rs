@@ -15,8 +15,10 @@ use crate::request::RequestSpec;
 pub struct Seen {
     record: Option<Arc<Record>>,
     names: Arc<[String]>,
-    /// Of the first choice, with the moment of its submission.
-    first: Option<(Arc<RequestSpec>, Instant)>,
+    /// Before the first choice was submitted.
+    submitted: Instant,
+    /// Of the first choice.
+    first: Option<Arc<RequestSpec>>,
     /// Choices of each prompt.
     per_prompt: usize,
     prompt_tokens: usize,
@@ -29,10 +31,12 @@ pub struct Seen {
 }
 
 impl Seen {
+    /// Made right before the choices are submitted.
     pub fn new(prompt_tokens: usize, per_prompt: usize, route: &Route) -> Self {
         Self {
             record: Record::current(),
             names: route.model_names.clone(),
+            submitted: Instant::now(),
             first: None,
             per_prompt,
             prompt_tokens,
@@ -46,7 +50,7 @@ impl Seen {
 
     pub fn submitted(&mut self, stream: &RequestStream) {
         if self.first.is_none() {
-            self.first = stream.spec().map(|spec| (spec.clone(), Instant::now()));
+            self.first = stream.spec().cloned();
         }
     }
 
@@ -88,7 +92,7 @@ impl Drop for Seen {
         facts.handoffs = self.handoffs;
         facts.finish_reasons = std::mem::take(&mut self.finish_reasons);
         facts.first_token = self.first_token;
-        let began = self.first.as_ref().and_then(|(spec, at)| Some(spec.began()?.saturating_duration_since(*at)));
-        facts.queue = began;
+        let began = self.first.as_ref().and_then(|spec| spec.began());
+        facts.queue = began.map(|began| began.saturating_duration_since(self.submitted));
     }
 }

@@ -289,6 +289,19 @@ mod tests {
     }
 
     #[test]
+    fn steps_and_waits_before_them_are_counted() {
+        let (coordinator, [mut small, _]) = pacers(Schedule::Eager, [(vec![1], 0), (vec![1], 0)]);
+        assert_eq!(small.look(1, ms(5)), Gate::Open);
+        step(&mut small, 3, 8, 10);
+        // Nothing was in this one, and nothing had been ready.
+        step(&mut small, 0, 20, 21);
+        let counts = coordinator.counts(ModelId(0));
+        let of = |histogram: &crate::metrics::Histogram| (histogram.read().count(), histogram.read().sum);
+        assert_eq!((of(&counts.gate_wait), of(&counts.time)), ((2, 3_000_000), (1, 2_000_000)));
+        assert_eq!((of(&counts.requests), of(&counts.rows), of(&counts.handoff)), ((1, 3), (1, 3), (0, 0)));
+    }
+
+    #[test]
     fn expected_times_are_those_of_the_nearest_size() {
         let mut times = StepTimes([0; SIZES]);
         assert_eq!(times.expected(3), None);
