@@ -22,6 +22,7 @@ mod run;
 mod serve;
 mod sse;
 mod state;
+mod structured;
 #[cfg(test)]
 mod tests;
 mod tokenise;

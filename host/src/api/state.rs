@@ -11,6 +11,7 @@ use super::error::ApiError;
 use super::params::SamplingDefaults;
 use super::reader::{Fields, Warned};
 use super::tokenise::TextWork;
+use crate::constraint::Compiler;
 use crate::engine::{Engine, ServedRoute};
 use crate::request::TokenId;
 use crate::runner::{ModelInfo, PAGE_TOKENS};
@@ -37,6 +38,7 @@ pub struct AppState {
     pub(super) warned: Warned,
     pub(super) admissions: Admissions,
     pub(super) text_work: TextWork,
+    pub(super) compiler: Compiler,
 }
 
 impl AppState {
@@ -55,6 +57,7 @@ impl AppState {
             warned: Warned::default(),
             admissions: Admissions::default(),
             text_work: TextWork::default(),
+            compiler: Compiler::default(),
         }
     }
 

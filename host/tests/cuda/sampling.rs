@@ -74,6 +74,7 @@ impl Prepared {
             prompt_len: end / 2,
             masked,
             nets: &[],
+            allowed: &[],
         }
     }
 }

@@ -19,6 +19,7 @@ fn inconsistent_batches() {
         prompt_len: 40,
         masked: &[],
         nets: &[],
+        allowed: &[],
     };
     let cases = [
         (Rows { start: 40, ..good }, "rows 40..40"),

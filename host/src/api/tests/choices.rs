@@ -15,7 +15,7 @@ const END: TokenId = 2047;
 
 fn commit(start: u32, tokens: &[TokenId]) -> Event {
     let token =
-        |&token| Committed { token, model: ModelId(0), eos: false, logprob: 0.0, top_logprobs: vec![], signals: None };
+        |&token| Committed { token, model: ModelId(0), eos: false, complete: false, logprob: 0.0, top_logprobs: vec![], signals: None };
     Event::Committed { start, tokens: tokens.iter().map(token).collect() }
 }
 

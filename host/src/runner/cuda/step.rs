@@ -172,7 +172,8 @@ fn sampling(
 ) -> (SampleParams, Slot) {
     let end = position + 1;
     let params = s.sampling;
-    let all = Row { context: &s.context[..end], prompt_len: s.prompt_len, params, masked: s.masked };
+    let allowed = s.allowed_at(position - (s.end - s.sampled), fixed.vocabulary);
+    let all = Row { context: &s.context[..end], prompt_len: s.prompt_len, params, masked: s.masked, allowed };
     let top_k = if params.top_k == 0 { fixed.vocabulary } else { params.top_k as usize };
     let mode = if needs_adjusting(&all) {
         mode::HOST

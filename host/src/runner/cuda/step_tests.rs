@@ -20,6 +20,7 @@ fn rows<'a>(
         prompt_len: 1,
         masked: &[],
         nets: &[],
+        allowed: &[],
     }
 }
 

@@ -16,6 +16,7 @@ struct Case {
     prompt_len: usize,
     params: SamplingParams,
     masked: Vec<TokenId>,
+    allowed: Vec<u32>,
     wanted: SignalRequest,
 }
 
@@ -27,14 +28,20 @@ impl Case {
             prompt_len: 1,
             params,
             masked: Vec::new(),
+            allowed: Vec::new(),
             wanted: SignalRequest { scalars: SignalSet::ALL, ..SignalRequest::default() },
         }
     }
 
     fn run_on(&self, model: ModelId) -> (Sample, Columns) {
         let mut columns = Columns::default();
-        let row =
-            Row { context: &self.context, prompt_len: self.prompt_len, params: &self.params, masked: &self.masked };
+        let row = Row {
+            context: &self.context,
+            prompt_len: self.prompt_len,
+            params: &self.params,
+            masked: &self.masked,
+            allowed: &self.allowed,
+        };
         let mut sampler = Sampler::new(model, vec![EOS]);
         let sample = sampler.sample(&mut self.logits.clone(), &row, &self.wanted, &mut columns);
         (sample, columns)
