@@ -1,8 +1,11 @@
 //! From a form to a grammar, within bounds. Takes up to seconds and much stack: [`super::Compiler`] gives it both.
 
-use llguidance::api::{ParserLimits, TopLevelGrammar};
+use std::sync::Arc;
+
+use llguidance::api::{ParserLimits, StopReason, TopLevelGrammar};
 use serde_json::{Value, json};
 
+use super::mask::allows;
 use super::matcher::words;
 use super::{Form, Matcher, Vocabulary};
 
@@ -39,7 +42,7 @@ pub struct CompileError(pub String);
 pub struct Grammar {
     form: Form,
     start: llguidance::Matcher,
-    vocabulary: usize,
+    texts: Arc<[u32]>,
 }
 
 impl Grammar {
@@ -49,7 +52,7 @@ impl Grammar {
 
     /// At the start of an answer, apart from all others.
     pub fn matcher(&self) -> Matcher {
-        Matcher::new(self.start.deep_clone(), self.vocabulary)
+        Matcher::new(self.start.deep_clone(), Arc::clone(&self.texts))
     }
 }
 
@@ -64,7 +67,7 @@ pub fn compile(form: Form, vocabulary: &Vocabulary) -> Result<Grammar, CompileEr
     let grammar = read(&form)?;
     let parser = vocabulary.factory.create_parser(grammar).map_err(|e| CompileError(words(e)))?;
     let start = llguidance::Matcher::new(Ok(parser));
-    let grammar = Grammar { form, start, vocabulary: vocabulary.size() };
+    let grammar = Grammar { form, start, texts: Arc::clone(&vocabulary.texts) };
     try_out(&grammar)?;
     Ok(grammar)
 }
@@ -73,8 +76,11 @@ pub fn compile(form: Form, vocabulary: &Vocabulary) -> Result<Grammar, CompileEr
 fn try_out(grammar: &Grammar) -> Result<(), CompileError> {
     let mut parser = grammar.start.deep_clone();
     let nothing = || CompileError("it allows no text that this model's tokens can write, but for the empty one".into());
-    let mask = parser.compute_mask().map_err(|e| CompileError(words(e)))?;
-    let first = mask.iter().find(|&token| (token as usize) < grammar.vocabulary).ok_or_else(nothing)?;
+    let mask = match parser.compute_mask() {
+        Err(_) if parser.stop_reason() == StopReason::NoExtensionBias => return Err(nothing()),
+        mask => mask.map_err(|e| CompileError(words(e)))?,
+    };
+    let first = mask.iter().find(|&token| allows(&grammar.texts, token)).ok_or_else(nothing)?;
     let taken_back = parser.consume_token(first).and_then(|()| parser.rollback(1));
     taken_back.map_err(|e| CompileError(format!("a model could not take back what it wrote ({})", words(e))))
 }

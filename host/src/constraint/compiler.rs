@@ -14,7 +14,7 @@ const KEPT: usize = 64;
 /// Of their forms, bytes at most.
 const KEPT_BYTES: usize = 4 << 20;
 /// Compilers recur into what they read, which is bounded (`MAX_NESTING`), but not by little.
-const STACK: usize = 64 << 20;
+pub const STACK: usize = 64 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why there is no grammar.
@@ -96,28 +96,29 @@ impl Compiler {
         }
         let form = key.1.clone();
         let (sender, receiver) = oneshot::channel();
+        // It has the turn to its end: a compilation that nobody waits for any more still takes a core.
         let work = move || {
-            // Held to the end: a compilation that nobody waits for any more still takes a core.
-            let _turn = turn;
             let grammar = match laid.vocabulary() {
                 Ok(vocabulary) => compile(form, vocabulary).map_err(Refused::Form),
                 Err(error) => Err(Refused::Failed(error.clone())),
             };
-            // Nobody may wait any more.
-            let _ = sender.send(grammar);
+            // The turn goes along, so that the next one finds this grammar. Nobody may wait any more.
+            let _ = sender.send((grammar, turn));
         };
         let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK).spawn(work);
         thread.map_err(|e| Refused::Failed(format!("no thread can be started: {e}")))?;
-        let grammar = match tokio::time::timeout(self.patience, receiver).await {
-            Ok(Ok(grammar)) => Arc::new(grammar?),
-            Ok(Err(_)) => return Err(Refused::Failed("compiling it failed; the server's log has the details".into())),
+        match tokio::time::timeout(self.patience, receiver).await {
+            Ok(Ok((grammar, _turn))) => {
+                let grammar = Arc::new(grammar?);
+                self.keep(key, Arc::clone(&grammar));
+                Ok(grammar)
+            }
+            Ok(Err(_)) => Err(Refused::Failed("the compiler panicked; see above".into())),
             Err(_) => {
                 let message = format!("compiling it takes longer than {} seconds", self.patience.as_secs_f64());
-                return Err(CompileError(message).into());
+                Err(CompileError(message).into())
             }
-        };
-        self.keep(key, Arc::clone(&grammar));
-        Ok(grammar)
+        }
     }
 
     fn laid(&self, text: &Arc<ModelText>) -> Arc<Laid> {

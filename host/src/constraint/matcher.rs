@@ -1,6 +1,8 @@
 //! How far an answer has come in its grammar.
 
-use super::mask::Rules;
+use std::sync::Arc;
+
+use super::mask::{Rules, allows};
 use crate::request::TokenId;
 
 /// The grammar cannot be followed any further. The request fails: without it nothing says what may be written.
@@ -14,13 +16,13 @@ pub struct Matcher {
     parser: llguidance::Matcher,
     /// What `parser` has read.
     tokens: Vec<TokenId>,
-    /// Tokens of the vocabulary; ids from here on have no text.
-    vocabulary: usize,
+    /// Tokens with a text, as bits.
+    texts: Arc<[u32]>,
 }
 
 impl Matcher {
-    pub(super) fn new(parser: llguidance::Matcher, vocabulary: usize) -> Self {
-        Self { parser, tokens: Vec::new(), vocabulary }
+    pub(super) fn new(parser: llguidance::Matcher, texts: Arc<[u32]>) -> Self {
+        Self { parser, tokens: Vec::new(), texts }
     }
 
     /// Put the state behind exactly `tokens`, from wherever it is.
@@ -35,8 +37,7 @@ impl Matcher {
 
     /// Read one more token.
     pub fn advance(&mut self, token: TokenId) -> Result<(), Broken> {
-        // The library has a token of its own behind the vocabulary, which stands for the end.
-        if token as usize >= self.vocabulary {
+        if !allows(&self.texts, token) {
             return Err(Broken(format!("token {token} has no text")));
         }
         self.parser.consume_token(token).map_err(broken)?;
@@ -69,11 +70,11 @@ impl Matcher {
         let accepts = self.is_accepting()?;
         if !self.is_complete() {
             let allowed = self.parser.compute_mask().map_err(broken)?;
-            for (word, allowed) in words.iter_mut().zip(allowed.as_slice()) {
-                *word = *allowed;
+            for ((word, allowed), texts) in words.iter_mut().zip(allowed.as_slice()).zip(&*self.texts) {
+                *word = allowed & texts;
             }
         }
-        rules.apply(self.vocabulary, accepts, words)
+        rules.apply(accepts, words)
     }
 }
 
@@ -81,9 +82,10 @@ impl Matcher {
 pub(super) fn words(error: impl std::fmt::Display) -> String {
     const MOST: usize = 400;
     let text = error.to_string();
-    let text = text.split("\n<").next().unwrap_or_default().trim();
+    let text = text.split("\n<").next().unwrap_or_default();
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match text.char_indices().nth(MOST) {
-        None => text.to_owned(),
+        None => text,
         Some((end, _)) => format!("{}…", &text[..end]),
     }
 }

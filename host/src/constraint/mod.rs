@@ -13,7 +13,7 @@ mod vocabulary;
 use std::sync::Arc;
 
 pub use compile::{CompileError, Grammar, compile};
-pub use compiler::{Compiler, Refused};
+pub use compiler::{Compiler, Refused, STACK};
 pub use mask::{Rules, allows, mask_words};
 pub use matcher::{Broken, Matcher};
 pub use vocabulary::Vocabulary;

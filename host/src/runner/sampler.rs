@@ -206,14 +206,18 @@ impl Row<'_> {
     }
 }
 
-pub(super) fn needs_adjusting(row: &Row<'_>) -> bool {
+fn needs_adjusting(row: &Row<'_>) -> bool {
+    !row.allowed.is_empty() || changes_logits(row)
+}
+
+/// Whether a finite logit does not stay as it is.
+pub(super) fn changes_logits(row: &Row<'_>) -> bool {
     let params = row.params;
-    !row.allowed.is_empty()
-        || !params.logit_bias.is_empty()
+    !params.logit_bias.is_empty()
         || params.repetition_penalty != 1.0
         || params.presence_penalty != 0.0
         || params.frequency_penalty != 0.0
-        || row.generated() < params.min_tokens as usize
+        || (row.allowed.is_empty() && row.generated() < params.min_tokens as usize)
 }
 
 impl Columns {
