@@ -30,7 +30,8 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
 
 async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let route = state.route(&mut fields)?;
-    let Asked { mut generation, stream, return_routing, id, field, prompts } = Asked::read(fields, &route, &state.warned)?;
+    let Asked { mut generation, stream, return_routing, id, field, prompts } =
+        Asked::read(fields, &route, &state.warned)?;
     let batch = prompts.batch || generation.n > 1;
     let prompts = state.text_work.prompts(&route, prompts, field).await?;
     let prompt_lengths = prompts.iter().flat_map(|p| std::iter::repeat_n(p.len(), generation.n)).collect();

@@ -230,7 +230,11 @@ mod tests {
                 "missing_required_parameter",
             ),
             (json!({"response_format": {"type": "structural_tag"}}), "response_format.type", "unsupported_parameter"),
-            (json!({"structured_outputs": {"structural_tag": "x"}}), "structured_outputs.structural_tag", "unsupported_parameter"),
+            (
+                json!({"structured_outputs": {"structural_tag": "x"}}),
+                "structured_outputs.structural_tag",
+                "unsupported_parameter",
+            ),
             (json!({"structured_outputs": {"json": 5}}), "structured_outputs.json", "invalid_type"),
             (json!({"guided_choice": "a"}), "guided_choice", "invalid_type"),
             (json!({"guided_choice": ["a", ""]}), "guided_choice", "invalid_value"),

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::request::TokenId;
-use crate::text::{ModelText, Tokenizer};
 use crate::text::tokenizer_fixtures::{byte_fallback, demo};
+use crate::text::{ModelText, Tokenizer};
 
 fn laid(tokenizer: &Tokenizer) -> Vocabulary {
     Vocabulary::new(tokenizer.vocab_size(), |id| tokenizer.text_bytes(id)).unwrap()
@@ -62,8 +62,10 @@ fn takes(form: Form, text: &str) -> bool {
 
 #[test]
 fn forms_take_what_they_say() {
-    let object = || schema(json!({"type": "object", "properties": {"a": {"type": "integer", "maximum": 20}},
-        "required": ["a"], "additionalProperties": false}));
+    let object = || {
+        schema(json!({"type": "object", "properties": {"a": {"type": "integer", "maximum": 20}},
+        "required": ["a"], "additionalProperties": false}))
+    };
     for (form, good, bad) in [
         (object(), "{\"a\": 17}", "{\"a\": 21}"),
         (object(), "{\n  \"a\": 17\n}", "{\n\n\"a\": 17}"),
@@ -92,7 +94,11 @@ fn an_answer_is_complete_where_nothing_may_follow() {
         matcher.follow(&vocabulary().0.encode(text).unwrap()).unwrap();
         assert!(matcher.is_accepting().unwrap(), "{form:?}");
         assert_eq!(matcher.is_complete(), complete, "{form:?}");
-        assert_eq!(mask(&mut matcher) == [2045], complete, "the end token is allowed, alone if it is complete: {form:?}");
+        assert_eq!(
+            mask(&mut matcher) == [2045],
+            complete,
+            "the end token is allowed, alone if it is complete: {form:?}"
+        );
     }
 }
 
@@ -101,7 +107,8 @@ fn bytes_of_a_character_may_be_tokens_of_their_own() {
     let tokenizer = byte_fallback();
     let vocabulary = laid(&tokenizer);
     let matcher = || compile(Form::Regex("é€".into()), &vocabulary).unwrap().matcher();
-    let byte = |byte: u8| (0..tokenizer.vocab_size() as TokenId).find(|&id| tokenizer.text_bytes(id) == [byte]).unwrap();
+    let byte =
+        |byte: u8| (0..tokenizer.vocab_size() as TokenId).find(|&id| tokenizer.text_bytes(id) == [byte]).unwrap();
     let bytes: Vec<_> = "é€".bytes().map(byte).collect();
     let mut whole = matcher();
     whole.follow(&bytes).unwrap();

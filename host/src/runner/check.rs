@@ -22,7 +22,10 @@ pub(super) fn check(info: &ModelInfo, has: impl Fn(NetId) -> bool, batch: &RowBa
         }
         let words = mask_words(info.vocab_size as usize) * s.sampled;
         if !s.allowed.is_empty() && s.allowed.len() != words {
-            return wrong(i, format!("masks of {} words, but {} sampled rows need {words}", s.allowed.len(), s.sampled));
+            return wrong(
+                i,
+                format!("masks of {} words, but {} sampled rows need {words}", s.allowed.len(), s.sampled),
+            );
         }
         if s.prompt_len > s.context.len() {
             return wrong(i, format!("a prompt of {} in a sequence of {} tokens", s.prompt_len, s.context.len()));

@@ -191,7 +191,15 @@ mod tests {
     use crate::request::ModelId;
 
     fn token(token: u32) -> Committed {
-        Committed { token, model: ModelId(0), eos: token == 99, complete: false, logprob: -1.0, top_logprobs: Vec::new(), signals: None }
+        Committed {
+            token,
+            model: ModelId(0),
+            eos: token == 99,
+            complete: false,
+            logprob: -1.0,
+            top_logprobs: Vec::new(),
+            signals: None,
+        }
     }
 
     fn tokens(of: &[Committed]) -> Vec<u32> {

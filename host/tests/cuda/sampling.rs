@@ -70,7 +70,10 @@ fn cases(best: &[TokenId]) -> Vec<Case> {
         allowed("allowed and min_p", SamplingParams { min_p: 0.05, min_tokens: 1000, ..hot.clone() }),
         allowed("allowed and top_k", SamplingParams { top_k: 20, top_p: 0.9, ..hot.clone() }),
         allowed("allowed and penalties", SamplingParams { repetition_penalty: 1.2, ..hot.clone() }),
-        Case { allowed: pair, ..case("one of two allowed", SamplingParams { top_k: 100_000, temperature: 0.9, ..hot }) },
+        Case {
+            allowed: pair,
+            ..case("one of two allowed", SamplingParams { top_k: 100_000, temperature: 0.9, ..hot })
+        },
     ]
 }
 
@@ -120,10 +123,8 @@ fn prepare(runners: &mut [&mut dyn Runner], vocabulary: u32) -> Vec<Prepared> {
 /// One row a seed, for each of the cases.
 fn draw(runner: &mut dyn Runner, prepared: &Prepared, cases: &[Case], signals: &SignalRequest) -> RowOutputs {
     let seeded = |case: &Case, seed| SamplingParams { seed, ..case.params.clone() };
-    let params: Vec<(SamplingParams, &Case)> = cases
-        .iter()
-        .flat_map(|case| (0..SEEDS).map(move |seed| (seeded(case, seed), case)))
-        .collect();
+    let params: Vec<(SamplingParams, &Case)> =
+        cases.iter().flat_map(|case| (0..SEEDS).map(move |seed| (seeded(case, seed), case))).collect();
     let sequences = params.iter().map(|(params, case)| prepared.rows(params, &case.masked, &case.allowed)).collect();
     let batch = RowBatch { sequences, signals: signals.clone(), hidden: false };
     runner.forward(&batch).unwrap_or_else(|e| panic!("{e}"))

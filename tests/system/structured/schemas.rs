@@ -66,7 +66,7 @@ fn text(draw: &mut Draw) -> Value {
         0 => json!({"type": "string", "minLength": least, "maxLength": least + draw.below(20)}),
         1 => json!({"type": "string", "pattern": "^[A-Z][a-z]{2,9}( [A-Z][a-z]{1,7}){0,2}$"}),
         2 => json!({"type": "string", "pattern": "^(id|key)-[0-9a-f]{8}$"}),
-        3 => json!({"type": "string", "format": draw.one(&["date", "time", "uuid", "ipv4"])}),
+        3 => json!({"type": "string", "format": draw.one(&["date", "uuid", "ipv4"])}),
         _ => json!({"type": "string", "minLength": 8, "maxLength": 30}),
     }
 }

@@ -221,7 +221,8 @@ impl Buffers {
         let (hidden, q) = (config.hidden, config.heads * config.head_dim);
         let only = |wanted: Dtype, count: usize| if dtype == wanted { count } else { 0 };
         let chunks = chunks(config.vocab_size);
-        let upload_words = UploadLayout { rows }.page_list() + pages.max(SLOTS) + MASKED + SLOTS * mask_words(config.vocab_size);
+        let upload_words =
+            UploadLayout { rows }.page_list() + pages.max(SLOTS) + MASKED + SLOTS * mask_words(config.vocab_size);
         Ok(Self {
             upload: f32s(to, upload_words)?,
             upload_words,

@@ -326,6 +326,28 @@ fn columns_nobody_asked_for_stay_empty() {
 }
 
 #[test]
+fn what_is_not_allowed_is_not_drawn_and_changes_no_signal() {
+    let free = Case::new(noise(4, 70), SamplingParams { top_logprobs: Some(3), ..SamplingParams::greedy() });
+    let (best, signals) = free.run();
+    let mut bits = vec![u32::MAX; 3];
+    bits[best.token as usize / 32] &= !(1 << (best.token % 32));
+    // The end token is in the bits, so `min_tokens` says nothing about it.
+    let params = SamplingParams { min_tokens: 50, logit_bias: vec![(EOS, 100.0)], ..free.params.clone() };
+    let case = Case { allowed: bits, params, ..free };
+    let (sample, of) = case.run();
+    assert_eq!(sample.token, EOS);
+    let raw = |id: TokenId| case.logits[id as usize] - signals.logsumexp[0];
+    assert!((sample.logprob - raw(EOS)).abs() < 1e-5, "{} is not {}", sample.logprob, raw(EOS));
+    assert_eq!(
+        (&of.entropy, &of.logsumexp, sample.top_logprobs),
+        (&signals.entropy, &signals.logsumexp, best.top_logprobs)
+    );
+    // Nothing is left.
+    let none = Case { allowed: vec![0, 0, 0], ..case };
+    assert!(!none.run().0.finite);
+}
+
+#[test]
 fn short_vocabularies_are_filled_up() {
     let mut case = Case::new(vec![1.0, 3.0, 2.0], SamplingParams::greedy());
     case.wanted.top_k = 4;
