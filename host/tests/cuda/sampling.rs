@@ -9,7 +9,7 @@ use tokenrouter::runner::sampler::NO_TOKEN;
 use tokenrouter::runner::{PageId, RowBatch, RowOutputs, Rows, Runner, SignalRequest};
 use tokenrouter_plugin_api::SignalSet;
 
-use crate::device::{Draws, F32, Poisoned, gpu, some, written};
+use crate::device::{Draws, F32, Poisoned, gpu, short, some, written};
 use crate::support::{DEFER, Sequence, demo, load, tiny};
 
 const SEEDS: u64 = 40;
@@ -224,7 +224,9 @@ fn draws_are_the_hosts() {
             let draws = SEEDS as usize * prepared.len();
             assert!(differ[index] * 100 <= draws, "{model}, {}: {} of {draws} differ", case.name, differ[index]);
             let fixed = case.params.temperature < 1.0 || case.params.top_k == 1;
-            assert!(fixed || drawn[index].len() > prepared.len(), "{model}, {}: only {:?}", case.name, drawn[index]);
+            // One context alone may leave a single token that is probable enough.
+            let varies = drawn[index].len() > prepared.len();
+            assert!(fixed || varies || short(), "{model}, {}: only {:?}", case.name, drawn[index]);
         }
     }
 }
