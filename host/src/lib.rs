@@ -10,6 +10,7 @@ pub mod bench;
 pub mod chart;
 pub mod cli;
 pub mod config;
+pub mod constraint;
 pub mod engine;
 pub mod eval;
 #[cfg(any(test, fuzzing))]

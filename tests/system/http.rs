@@ -33,11 +33,16 @@ pub fn start(engine: &Arc<Engine>) -> (SocketAddr, tokio::sync::oneshot::Sender<
 
 /// Send a chat completion; the answer is to be read.
 pub fn send(address: SocketAddr, body: &Value) -> TcpStream {
+    send_to(address, "/v1/chat/completions", body)
+}
+
+/// Send a request to `path`; the answer is to be read.
+pub fn send_to(address: SocketAddr, path: &str, body: &Value) -> TcpStream {
     let body = body.to_string();
     let mut stream = TcpStream::connect(address).expect("connected");
     stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a timeout");
     let head = format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        "POST {path} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
     stream.write_all(head.as_bytes()).expect("sent");

@@ -6,4 +6,5 @@ mod fault;
 mod http;
 mod load;
 mod reload;
+mod structured;
 mod traces;

@@ -29,7 +29,7 @@ pub fn stop_reason(end: &End) -> Value {
     match &end.reason {
         Reason::StopString(text) => text.as_str().into(),
         Reason::StopToken(token) => (*token).into(),
-        Reason::EndOfSequence | Reason::Length => Value::Null,
+        Reason::EndOfSequence | Reason::Complete | Reason::Length => Value::Null,
     }
 }
 

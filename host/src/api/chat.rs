@@ -29,10 +29,11 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
 
 async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let route = state.route(&mut fields)?;
-    let Asked { generation, streaming, return_routing, messages, template } =
+    let Asked { mut generation, streaming, return_routing, messages, template } =
         Asked::read(fields, &route, &state.warned)?;
     let prompt = state.text_work.chat(&route, messages, template).await?;
     let options = Options { default_max_tokens: None, return_signals: return_routing, prompt_field: "messages" };
+    state.constrain(&route, &mut generation).await?;
     let run = Run::start(&state, &route, vec![prompt], &generation, options)?;
     let shape = Shape {
         id: random_id("chatcmpl-"),

@@ -24,6 +24,8 @@ pub enum Reason {
     EndOfSequence,
     StopToken(TokenId),
     StopString(String),
+    /// It has the form asked for, and nothing may follow.
+    Complete,
     Length,
 }
 
@@ -209,7 +211,7 @@ impl Choice {
     fn finish(&mut self, reason: FinishReason) -> Reason {
         let ended_by = match reason {
             FinishReason::Stop(token) => Some(token),
-            FinishReason::Length => None,
+            FinishReason::Complete | FinishReason::Length => None,
         };
         let last = self.last.take();
         let by_stop_token = ended_by.is_some_and(|token| self.ending.stop_tokens.contains(&token));
@@ -232,6 +234,7 @@ impl Choice {
             (Some(reason), _) => reason,
             (None, Some(token)) if by_stop_token => Reason::StopToken(token),
             (None, Some(_)) => Reason::EndOfSequence,
+            (None, None) if reason == FinishReason::Complete => Reason::Complete,
             (None, None) => Reason::Length,
         }
     }

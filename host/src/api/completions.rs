@@ -30,13 +30,14 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
 
 async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let route = state.route(&mut fields)?;
-    let Asked { generation, streaming, return_routing, prompts } = Asked::read(fields, &route, &state.warned)?;
+    let Asked { mut generation, streaming, return_routing, prompts } = Asked::read(fields, &route, &state.warned)?;
     let prompts = state.text_work.prompts(&route, prompts, "prompt").await?;
     let options = Options {
         default_max_tokens: Some(DEFAULT_MAX_TOKENS),
         return_signals: return_routing,
         prompt_field: "prompt",
     };
+    state.constrain(&route, &mut generation).await?;
     let run = Run::start(&state, &route, prompts, &generation, options)?;
     let shape = Shape {
         id: random_id("cmpl-"),

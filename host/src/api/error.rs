@@ -123,6 +123,10 @@ impl From<ChoiceError> for ApiError {
             ChoiceError::Request(RequestError::NotFinite { .. }) => {
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, "not_finite", error.to_string())
             }
+            // Too costly, or a dead end: it is the form that was asked for.
+            ChoiceError::Request(RequestError::Constraint { .. }) => {
+                Self::new(StatusCode::BAD_REQUEST, "constraint_failed", error.to_string())
+            }
             // May hold what a panic said, which is for the log alone.
             ChoiceError::Request(RequestError::Policy { route, model, .. }) => {
                 tracing::error!(%error, "an answer failed");

@@ -25,6 +25,7 @@ mod seen;
 mod serve;
 mod sse;
 mod state;
+mod structured;
 #[cfg(test)]
 mod tests;
 mod tokenise;

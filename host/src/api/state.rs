@@ -13,6 +13,7 @@ use super::params::SamplingDefaults;
 use super::reader::{Fields, Warned};
 use super::record::Record;
 use super::tokenise::TextWork;
+use crate::constraint::Compiler;
 use crate::engine::{Engine, ServedRoute};
 use crate::request::TokenId;
 use crate::runner::{ModelInfo, PAGE_TOKENS};
@@ -41,6 +42,7 @@ pub struct AppState {
     pub(super) warned: Warned,
     pub(super) admissions: Admissions,
     pub(super) text_work: TextWork,
+    pub(super) compiler: Compiler,
 }
 
 impl AppState {
@@ -60,6 +62,7 @@ impl AppState {
             warned: Warned::default(),
             admissions: Admissions::default(),
             text_work: TextWork::default(),
+            compiler: Compiler::default(),
         }
     }
 

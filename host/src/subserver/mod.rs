@@ -7,6 +7,7 @@
 mod attachment;
 mod attachments;
 mod by_id;
+mod constrained;
 pub mod coordinator;
 pub mod counts;
 mod failures;

@@ -9,6 +9,7 @@ use super::message::{PeerReq, Status};
 use super::pages::{Pages, pages_for};
 use super::plan::Ready;
 use super::resolve::Ends;
+use crate::constraint::{Constraint, Matcher};
 use crate::request::{Committed, ModelId, RequestSpec, TokenId};
 use crate::runner::PAGE_TOKENS;
 
@@ -63,6 +64,8 @@ pub struct Replica {
     /// Who handed over for this visit.
     pub came_from: Option<ModelIndex>,
     pub budget: Option<u32>,
+    /// How far the answer has come in the form asked for. Behind some of its tokens: it follows when it is asked.
+    pub matcher: Option<Matcher>,
     pub sent: Option<Sent>,
     /// The message that brought the request here: the next one takes its place in memory.
     pub spent: Option<Box<PeerReq>>,
@@ -72,6 +75,7 @@ impl Replica {
     /// A replica that knows the prompt at most.
     pub fn new(spec: Arc<RequestSpec>, slot: Option<Slot>, tokens: Vec<TokenId>, pages: Pages, models: usize) -> Self {
         Self {
+            matcher: spec.new.sampling.constraint.as_ref().map(Constraint::matcher),
             spec,
             slot,
             committed: tokens.len(),
@@ -105,7 +109,9 @@ impl Replica {
 
     pub fn ends(&self) -> Ends<'_> {
         let sampling = &self.spec.new.sampling;
-        Ends { stop: &sampling.stop_token_ids, ignore_eos: sampling.ignore_eos }
+        // In an answer of a form an end token comes early only where nothing else may follow.
+        let ignore_eos = sampling.ignore_eos && self.matcher.is_none();
+        Ends { stop: &sampling.stop_token_ids, ignore_eos }
     }
 
     /// Replace everything from token `from` on by `commit`, committed, and `provisional`. K/V is kept as
@@ -274,6 +280,7 @@ mod tests {
             token,
             model: ModelId(0),
             eos: false,
+            complete: false,
             logprob: 0.0,
             top_logprobs: Vec::new(),
             signals: None,

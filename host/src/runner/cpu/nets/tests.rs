@@ -148,6 +148,7 @@ fn a_window_is_the_same_however_its_rows_were_computed() {
         prompt_len: 40,
         masked,
         nets,
+        allowed: &[],
     };
     let masked: &[TokenId] = &[3, 700];
     // What the window should see: hidden states and logits of all rows at once, without a net.
