@@ -12,7 +12,7 @@ use crate::request::{Committed, Event, FinishReason, ModelId, RequestError, Requ
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// By an end token, a stop token or a stop string.
+    /// By an end token, a stop token or a stop string, or because the form asked for was complete.
     Stop,
     Length,
     /// Its client left, or the server did.
@@ -37,7 +37,7 @@ impl Ended {
     pub fn by(event: &Event) -> Option<Self> {
         match event {
             Event::PromptCached { .. } | Event::Committed { .. } => None,
-            Event::Finished { reason: FinishReason::Stop(_), .. } => Some(Self::Stop),
+            Event::Finished { reason: FinishReason::Stop(_) | FinishReason::Complete, .. } => Some(Self::Stop),
             Event::Finished { reason: FinishReason::Length, .. } => Some(Self::Length),
             Event::Failed(RequestError::ShuttingDown) => Some(Self::Abort),
             Event::Failed(_) => Some(Self::Error),
@@ -228,7 +228,15 @@ mod tests {
 
     fn token(model: u32) -> Committed {
         let model = ModelId(model);
-        Committed { token: 0, model, eos: false, logprob: 0.0, top_logprobs: Vec::new(), signals: None }
+        Committed {
+            token: 0,
+            model,
+            eos: false,
+            complete: false,
+            logprob: 0.0,
+            top_logprobs: Vec::new(),
+            signals: None,
+        }
     }
 
     fn tokens(models: &[u32]) -> Vec<Committed> {
