@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use arc_swap::ArcSwap;
 use axum::http::StatusCode;
 
 use super::admin::{Access, Reload};
@@ -12,6 +13,7 @@ use super::error::ApiError;
 use super::params::SamplingDefaults;
 use super::reader::{Fields, Warned};
 use super::record::Record;
+use super::running::Running;
 use super::tokenise::TextWork;
 use crate::constraint::Compiler;
 use crate::engine::{Engine, ServedRoute};
@@ -38,11 +40,14 @@ pub struct AppState {
     pub reload: Option<Arc<Reload>>,
     /// Of the HTTP interface.
     pub counts: ApiCounts,
+    /// Of the configuration in force; empty without one.
+    pub config_sha256: Arc<ArcSwap<String>>,
     pub(super) started: u64,
     pub(super) warned: Warned,
     pub(super) admissions: Admissions,
     pub(super) text_work: TextWork,
     pub(super) compiler: Compiler,
+    pub(super) running: Running,
 }
 
 impl AppState {
@@ -58,11 +63,13 @@ impl AppState {
             access: Access::default(),
             reload: None,
             counts: ApiCounts::default(),
+            config_sha256: Arc::default(),
             started: unix_time(),
             warned: Warned::default(),
             admissions: Admissions::default(),
             text_work: TextWork::default(),
             compiler: Compiler::default(),
+            running: Running::default(),
         }
     }
 

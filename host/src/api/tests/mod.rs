@@ -9,5 +9,7 @@ mod errors;
 mod fixture;
 mod lines;
 mod metrics;
+mod prompts;
 mod scrape;
 mod streams;
+mod surface;
