@@ -33,7 +33,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
         Asked::read(fields, &route, &state.warned)?;
     let prompt = state.text_work.chat(&route, messages, template).await?;
     let options = Options { default_max_tokens: None, return_signals: return_routing, prompt_field: "messages" };
-    let run = Run::start(&state, &route, vec![prompt], &generation, options)?;
+    let run = Run::start(&state, &route, vec![prompt], &generation, options).await?;
     let shape = Shape {
         id: random_id("chatcmpl-"),
         created: unix_time(),

@@ -37,7 +37,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
         return_signals: return_routing,
         prompt_field: "prompt",
     };
-    let run = Run::start(&state, &route, prompts, &generation, options)?;
+    let run = Run::start(&state, &route, prompts, &generation, options).await?;
     let shape = Shape {
         id: random_id("cmpl-"),
         created: unix_time(),

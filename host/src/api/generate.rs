@@ -35,7 +35,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let prompt_lengths = prompts.iter().flat_map(|p| std::iter::repeat_n(p.len(), generation.n)).collect();
     let options =
         Options { default_max_tokens: Some(DEFAULT_MAX_TOKENS), return_signals: return_routing, prompt_field: field };
-    let run = Run::start(&state, &route, prompts, &generation, options)?;
+    let run = Run::start(&state, &route, prompts, &generation, options).await?;
     let shape = Shape { id, route, prompt_lengths, batch, return_routing };
     if stream {
         let answers = vec![Answer::default(); run.choices];

@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
@@ -12,6 +12,7 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 
 use super::error::ApiError;
+use super::front::Client;
 
 /// Longest wait for the next part of a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -39,6 +40,20 @@ pub async fn read_body(request: Request, max_bytes: usize) -> Result<Bytes, ApiE
     read
 }
 
+/// Whether `request` has a body. It is taken, as long as that is bearable, and not looked at.
+pub fn discard_unread(request: Request) -> bool {
+    let (parts, body) = request.into_parts();
+    let has_body = !body.is_end_stream();
+    if has_body && !parts.headers.contains_key(header::EXPECT) {
+        tokio::spawn(discard(body));
+    }
+    has_body
+}
+
+pub fn late_body() -> ApiError {
+    ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", "The request's body did not arrive in time.")
+}
+
 /// Take what a client still sends of a body that was refused. Closing a connection with bytes unread
 /// resets it, and a client that writes its whole request first would never see why.
 async fn discard(mut body: Body) {
@@ -56,9 +71,7 @@ async fn read_accepted(headers: &HeaderMap, body: &mut Body, max_bytes: usize) -
     }
     let mut bytes = Vec::new();
     loop {
-        let frame = tokio::time::timeout(BODY_TIMEOUT, body.frame()).await.map_err(|_| {
-            ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", "The request's body did not arrive in time.")
-        })?;
+        let frame = tokio::time::timeout(BODY_TIMEOUT, body.frame()).await.map_err(|_| late_body())?;
         let Some(frame) = frame else { return Ok(bytes.into()) };
         let frame = frame.map_err(|e| {
             ApiError::new(StatusCode::BAD_REQUEST, "invalid_body", format!("The body could not be read: {e}."))
@@ -133,7 +146,8 @@ pub async fn with_request_id(request: Request, next: Next) -> Response {
         if matches!(path.as_str(), "/health" | "/ready" | "/metrics" | "/metrics/steps") {
             tracing::debug!(request_id = ?id, %method, path, status, "request");
         } else {
-            tracing::info!(request_id = ?id, %method, path, status, "request");
+            let client = response.extensions().get::<Client>().map(tracing::field::display);
+            tracing::info!(request_id = ?id, client, %method, path, status, "request");
         }
         response.headers_mut().insert(REQUEST_ID, id);
     }

@@ -21,6 +21,7 @@ pub async fn metrics(State(state): State<Arc<AppState>>) -> Response {
     let disabled = disabled.map(|route| (route.name.as_str(), route.disabled().is_some()));
     let mut text = text(&rows, disabled);
     process(&mut text);
+    state.front.write_metrics(&mut text);
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
 }
 

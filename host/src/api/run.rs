@@ -7,6 +7,7 @@ use tokio::sync::mpsc;
 
 use super::choice::{Choice, ChoiceError, End, Ending, Entry, Piece};
 use super::error::ApiError;
+use super::front::{Deadline, Slot};
 use super::params::Generation;
 use super::state::{AppState, Route};
 use crate::request::{NewRequest, TokenId};
@@ -32,6 +33,7 @@ pub struct Run {
     pub choices: usize,
     /// Tokens of the prompts, each counted once.
     pub prompt_tokens: usize,
+    deadline: Option<Deadline>,
 }
 
 /// A complete answer.
@@ -44,8 +46,8 @@ pub struct Answer {
 
 impl Run {
     /// Hand all choices to the engine: those of the first prompt, then those of the next one. Either all
-    /// are accepted or none runs.
-    pub fn start(
+    /// are accepted or none runs. Where not all requests can run at once, wait for this one's turn.
+    pub async fn start(
         state: &AppState,
         route: &Route,
         prompts: Vec<Vec<TokenId>>,
@@ -66,11 +68,8 @@ impl Run {
             include_stop: generation.include_stop,
             min_tokens: generation.sampling.min_tokens,
         };
+        let (slots, deadline) = state.enter(choices, prompt_tokens).await?;
         let mut running = Vec::with_capacity(choices);
-        let live = state.engine.live_requests();
-        if live + choices > state.max_requests {
-            return Err(ApiError::overloaded(live));
-        }
         for prompt in prompts {
             // At least one, so that a prompt that leaves no room is refused by the engine with the numbers.
             let left = (route.room as usize).saturating_sub(prompt.len()).max(1) as u32;
@@ -90,21 +89,27 @@ impl Run {
             }
         }
         let (sender, pieces) = mpsc::channel(BUFFER);
-        for (index, choice) in running.into_iter().enumerate() {
-            tokio::spawn(follow(index, choice, sender.clone()));
+        for (index, (choice, slot)) in running.into_iter().zip(slots).enumerate() {
+            tokio::spawn(follow(index, choice, sender.clone(), slot));
         }
-        Ok(Self { pieces, choices, prompt_tokens })
+        Ok(Self { pieces, choices, prompt_tokens, deadline })
     }
 
     /// The next piece of any choice; `None` after the last one.
     pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, Result<Piece, ChoiceError>)>> {
+        // First, as pieces may always be there.
+        if let Some(deadline) = &mut self.deadline
+            && let Poll::Ready(error) = deadline.poll_over(cx)
+        {
+            return Poll::Ready(Some((0, Err(ChoiceError::Deadline(error)))));
+        }
         self.pieces.poll_recv(cx)
     }
 
     /// All answers, in the order of the choices.
     pub async fn collect(mut self) -> Result<Vec<Answer>, ApiError> {
         let mut answers = vec![Answer::default(); self.choices];
-        while let Some((index, piece)) = self.pieces.recv().await {
+        while let Some((index, piece)) = std::future::poll_fn(|cx| self.poll_piece(cx)).await {
             let piece = piece?;
             if let Some(answer) = answers.get_mut(index) {
                 answer.text.push_str(&piece.text);
@@ -120,7 +125,12 @@ impl Run {
 }
 
 /// Pass a choice's pieces on until it ends or nobody listens.
-async fn follow(index: usize, mut choice: Choice, sender: mpsc::Sender<(usize, Result<Piece, ChoiceError>)>) {
+async fn follow(
+    index: usize,
+    mut choice: Choice,
+    sender: mpsc::Sender<(usize, Result<Piece, ChoiceError>)>,
+    _slot: Slot,
+) {
     loop {
         let piece = tokio::select! {
             () = sender.closed() => return,

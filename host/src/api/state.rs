@@ -1,6 +1,7 @@
 //! What the handlers share.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
@@ -8,6 +9,7 @@ use axum::http::StatusCode;
 use super::admin::{Access, Reload};
 use super::admission::Admissions;
 use super::error::ApiError;
+use super::front::Front;
 use super::params::SamplingDefaults;
 use super::reader::{Fields, Warned};
 use super::tokenise::TextWork;
@@ -31,12 +33,16 @@ pub struct AppState {
     pub max_requests: usize,
     /// Who may use the admin endpoints. Nobody if nothing is said.
     pub access: Access,
+    /// Who may ask, how much and in which order.
+    pub front: Front,
     /// What `POST /admin/reload` does.
     pub reload: Option<Arc<Reload>>,
     pub(super) started: u64,
     pub(super) warned: Warned,
     pub(super) admissions: Admissions,
     pub(super) text_work: TextWork,
+    /// `/ready` says no.
+    leaving: AtomicBool,
 }
 
 impl AppState {
@@ -50,12 +56,19 @@ impl AppState {
             max_body_bytes: 32 << 20,
             max_requests: 1024,
             access: Access::default(),
+            front: Front::default(),
             reload: None,
             started: unix_time(),
             warned: Warned::default(),
             admissions: Admissions::default(),
             text_work: TextWork::default(),
+            leaving: AtomicBool::new(false),
         }
+    }
+
+    /// From now on `/ready` says no, so that load balancers send nobody here; who comes is still served.
+    pub fn start_leaving(&self) {
+        self.leaving.store(true, Ordering::Release);
     }
 
     /// From now on `/ready` says no and new requests for answers are refused. Those admitted go on.
@@ -64,7 +77,8 @@ impl AppState {
     }
 
     pub fn is_ready(&self) -> bool {
-        self.engine.is_ready() && !self.admissions.is_closed()
+        let leaving = self.leaving.load(Ordering::Acquire);
+        self.engine.is_ready() && !leaving && !self.admissions.is_closed()
     }
 
     /// The route that the `model` field names.

@@ -7,5 +7,7 @@ mod connections;
 mod down;
 mod errors;
 mod fixture;
+mod front;
 mod metrics;
 mod streams;
+mod tls;
