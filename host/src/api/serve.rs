@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tower::ServiceExt;
 
 use super::admission::holding;
-use super::front::{Ambiguous, Answering, Exchange, Listener, NoSeat, Peer, Refusal, Stream, Tls, Watched};
+use super::front::{Ambiguous, Answering, Exchange, Listener, NoSeat, Peer, Refusal, Seats, Stream, Tls, Watched};
 use super::state::AppState;
 
 /// How long an idle connection stays open. Below the idle time of common clients, they would meet connections
@@ -49,7 +49,8 @@ pub async fn serve(
         close.send_replace(true);
         admissions.over().await;
     };
-    let door = Door { router: super::router(Arc::clone(&state)), state: state.clone(), closing };
+    let seats = state.front.seats.clone();
+    let door = Door { router: super::router(Arc::clone(&state)), state: state.clone(), seats, closing };
     let mut connections = accept(listener.into(), door, drained).await;
     let flushed = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(FLUSH_TIME, flushed).await.is_err() {
@@ -61,7 +62,8 @@ pub async fn serve(
 /// Serve the admin endpoints at an address of their own until `end`.
 pub async fn serve_admin(listener: impl Into<Listener>, state: Arc<AppState>, end: impl Future<Output = ()>) {
     let (_open, closing) = watch::channel(false);
-    let door = Door { router: super::admin_router(state.clone()), state, closing };
+    // A flood of clients does not keep the operator out.
+    let door = Door { router: super::admin_router(state.clone()), state, seats: Arc::default(), closing };
     accept(listener.into(), door, end).await.shutdown().await;
 }
 
@@ -70,6 +72,7 @@ pub async fn serve_admin(listener: impl Into<Listener>, state: Arc<AppState>, en
 struct Door {
     router: axum::Router,
     state: Arc<AppState>,
+    seats: Arc<Seats>,
     closing: watch::Receiver<bool>,
 }
 
@@ -85,7 +88,7 @@ async fn accept(listener: Listener, door: Door, end: impl Future<Output = ()>) -
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) => {
                     let limits = &front.limits;
-                    match front.seats.take(peer, limits.connections, limits.connections_per_peer) {
+                    match door.seats.take(peer, limits.connections, limits.connections_per_peer) {
                         Ok(seat) => {
                             let (door, tls) = (door.clone(), listener.tls.clone());
                             connections.spawn(async move {
@@ -161,7 +164,7 @@ impl Door {
     }
 
     async fn http(self, stream: impl AsyncRead + AsyncWrite + Unpin, peer: Peer) {
-        let Self { router, state, mut closing } = self;
+        let Self { router, state, mut closing, .. } = self;
         let front = &state.front;
         let exchange = Arc::new(Exchange::default());
         let stream = Watched::new(stream, exchange.clone(), front.limits.patience(), front.counters.clone());

@@ -70,7 +70,10 @@ impl InForce {
 
     /// From now on these count. Whether there is TLS at all does not change.
     pub fn replace(&self, secrets: Secrets) {
-        tracing::info!(api_keys = secrets.keys.len(), "API keys and certificates taken over");
+        let (api_keys, certificates) = (secrets.keys.len(), secrets.certificates.is_some());
+        if api_keys > 0 || certificates {
+            tracing::info!(api_keys, certificates, "API keys and certificates taken over");
+        }
         self.keys.set(secrets.keys);
         if let (Some(tls), Some(certificates)) = (&self.tls, secrets.certificates) {
             tls.set(certificates);

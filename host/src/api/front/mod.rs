@@ -24,7 +24,6 @@ use super::state::AppState;
 use counters::Counters;
 use framing::HeadLimits;
 use line::{Full, Load, Room};
-use seats::Seats;
 use slot::Waiting;
 
 pub(super) use client::{CALLER, Caller, Client, Peer, caller};
@@ -35,7 +34,7 @@ pub(super) use guard::{Ambiguous, guard};
 pub(super) use keys::bearer;
 pub use keys::{KeyRing, Keys};
 pub use listen::{Listener, SocketError, Stream, UnixSocket};
-pub(super) use seats::NoSeat;
+pub(super) use seats::{NoSeat, Seats};
 pub(super) use slot::Slot;
 pub use tls::{Certificates, Tls, TlsError, TlsFiles};
 pub(super) use watched::{Answering, Exchange, Patience, Watched};

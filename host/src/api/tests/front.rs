@@ -330,11 +330,39 @@ async fn answers_that_take_too_long() {
     assert!(text.contains("\"code\":\"timeout\"") && text.ends_with("data: [DONE]\n\n"), "{text}");
     server.idle().await;
     assert_eq!(server.state.front.counters.get(Refusal::Deadline), 2);
-    // One that waits is told, too, and leaves the line.
+}
+
+#[tokio::test]
+async fn one_that_waits_too_long_leaves_the_line() {
+    let mut server = limited(Limits { request_timeout: Some(Duration::from_millis(60)), ..Limits::default() });
     Arc::get_mut(&mut server.state).unwrap().max_requests = 1;
-    let (one, other) =
-        tokio::join!(server.json("/v1/chat/completions", chat()), server.json("/v1/chat/completions", chat()),);
-    assert!(one.0 == 504 || other.0 == 504 || one.0 == 200 && other.0 == 200);
+    let mut body = chat();
+    (body["ignore_eos"], body["max_tokens"], body["stream"]) = (true.into(), 200.into(), true.into());
+    // Nobody reads it, so it is not over before it is dropped.
+    let held = server.post("/v1/chat/completions", body).await;
+    let (status, answer) = server.json("/v1/chat/completions", chat()).await;
+    assert_eq!((status, &answer["error"]["code"]), (504, &json!("timeout")), "{answer}");
+    assert!(text_of(server.send(get("/metrics", &[])).await).await.contains("tokenrouter_queued_requests 0\n"));
+    drop(held);
+    server.idle().await;
+}
+
+#[tokio::test]
+async fn who_waits_hears_that_the_server_stops() {
+    let mut server = limited(Limits::default());
+    Arc::get_mut(&mut server.state).unwrap().max_requests = 1;
+    let mut body = chat();
+    (body["ignore_eos"], body["max_tokens"], body["stream"]) = (true.into(), 200.into(), true.into());
+    let held = server.post("/v1/chat/completions", body).await;
+    let stop = async {
+        while !text_of(server.send(get("/metrics", &[])).await).await.contains("tokenrouter_queued_requests 1\n") {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        server.state.start_draining();
+    };
+    let ((status, answer), ()) = tokio::join!(server.json("/v1/chat/completions", chat()), stop);
+    assert_eq!((status, &answer["error"]["code"]), (503, &json!("shutting_down")), "{answer}");
+    drop(held);
     server.idle().await;
 }
 
