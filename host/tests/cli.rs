@@ -627,6 +627,8 @@ fn mistakes_at_the_door_show_before_models_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "short\n").unwrap();
+    // Others may not read it, or that would be said as well.
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     let path = file.to_str().unwrap();
     for (variable, message) in [
         ("TOKENROUTER__SERVER__API_KEY_FILE", "line 1: must be a string of 16 to 256 letters"),

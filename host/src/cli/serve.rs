@@ -48,7 +48,6 @@ async fn serve(arguments: &Serve, config: Config) -> Result<(), Failure> {
     let (tcp, drain) = (config.server.front.tcp, Drain::of(&config.server));
     let in_force = InForce::new(Secrets::read(&config)?);
     check_socket(&config)?;
-    check_files(&config);
     // A port in use shows before minutes of loading; until the models work nobody is kept waiting.
     // Both at once, as they will be: they may be in each other's way.
     let probe = if tcp { Some(bind(address).await?) } else { None };
@@ -91,6 +90,7 @@ async fn serve(arguments: &Serve, config: Config) -> Result<(), Failure> {
         tls: in_force.tls.clone(),
         unix: bind_socket(&prepared.config)?,
     };
+    check_files(&prepared.config);
     let address = listener.tcp.as_ref().map(|tcp| tcp.local_addr()).transpose().map_err(Failure::work)?;
     let admin = match admin_address {
         Some(admin) => {
