@@ -13,11 +13,21 @@ use tokenrouter::text::ModelText;
 use crate::demo::{MODELS, root};
 
 /// Serve `engine` on a port of its own until the returned sender is dropped.
-pub fn start(engine: &Arc<Engine>) -> (SocketAddr, tokio::sync::oneshot::Sender<()>, std::thread::JoinHandle<()>) {
+pub fn start(engine: &Arc<Engine>) -> Running {
+    start_with(engine, |_| {})
+}
+
+/// Where a server is, what keeps it, and its thread.
+type Running = (SocketAddr, tokio::sync::oneshot::Sender<()>, std::thread::JoinHandle<()>);
+
+/// The same, with a state that `change` has seen to.
+pub fn start_with(engine: &Arc<Engine>, change: impl FnOnce(&mut AppState)) -> Running {
     let load = |name: &&str| Arc::new(ModelText::load(&root().join("models/demo").join(name)).expect("a tokenizer"));
     let texts = MODELS.iter().map(load).collect();
     let defaults = MODELS.iter().map(|_| SamplingDefaults::default()).collect();
-    let state = Arc::new(AppState::new(engine.clone(), texts, defaults));
+    let mut state = AppState::new(engine.clone(), texts, defaults);
+    change(&mut state);
+    let state = Arc::new(state);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let (report, address) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {

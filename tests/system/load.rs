@@ -27,9 +27,14 @@ fn routed(setup: &Setup) -> Engine {
 }
 
 /// The text of a stream that must end well.
-fn text(stream: &mut TcpStream) -> String {
+pub fn text(stream: &mut TcpStream) -> String {
     let mut raw = String::new();
     stream.read_to_string(&mut raw).expect("the stream ends");
+    written(&raw)
+}
+
+/// The text of an answer that must be a stream with a good end.
+pub fn written(raw: &str) -> String {
     assert!(raw.starts_with("HTTP/1.1 200"), "{raw}");
     assert!(raw.contains("data: [DONE]"), "a stream without an end: {raw}");
     let events = raw.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
@@ -41,7 +46,7 @@ fn text(stream: &mut TcpStream) -> String {
     events.map(delta).collect()
 }
 
-fn body(route: &str, prompt: &str) -> Value {
+pub fn body(route: &str, prompt: &str) -> Value {
     json!({"model": route, "stream": true, "temperature": 0, "seed": 1, "max_tokens": 40,
            "messages": [{"role": "user", "content": prompt}]})
 }

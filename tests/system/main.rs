@@ -3,6 +3,7 @@
 mod demo;
 mod drafts;
 mod fault;
+mod flood;
 mod http;
 mod load;
 mod reload;

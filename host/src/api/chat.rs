@@ -40,7 +40,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let generation = Arc::new(generation);
     let (id, names) = name.id_and_names("chatcmpl-");
     let ask = Ask { prompt: prompt.clone(), generation: generation.clone(), names };
-    let run = Run::start(&state, &route, vec![ask], options)?;
+    let run = Run::start(&state, &route, vec![ask], options).await?;
     let shape = Shape {
         id,
         created: unix_time(),

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::error::ApiError;
 use crate::engine::RequestStream;
 use crate::request::{Committed, Event, FinishReason, Ledger, LedgerError, RequestError, Score, TokenId};
 use crate::text::{Detokenizer, ModelText, StopMatcher};
@@ -63,6 +64,9 @@ pub enum ChoiceError {
     Ledger(#[from] LedgerError),
     #[error("the request ended without a result")]
     Lost,
+    /// The request has taken too long; what its client is told.
+    #[error("{}", .0.message)]
+    Deadline(ApiError),
 }
 
 /// How text ends, for all choices of a request.

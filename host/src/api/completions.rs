@@ -45,7 +45,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let (id, names) = name.id_and_names("cmpl-");
     let ask =
         |encoded: &Encoded| Ask { prompt: encoded.ids.clone(), generation: generation.clone(), names: names.clone() };
-    let run = Run::start(&state, &route, prompts.iter().map(ask).collect(), options)?;
+    let run = Run::start(&state, &route, prompts.iter().map(ask).collect(), options).await?;
     let shape = Shape {
         id,
         created: unix_time(),

@@ -74,8 +74,8 @@ impl ApiError {
     }
 
     /// No room just now.
-    pub fn overloaded(live: usize) -> Self {
-        let message = format!("The server is busy with {live} requests (server.max_requests). Try again in a moment.");
+    pub fn overloaded(why: impl std::fmt::Display) -> Self {
+        let message = format!("The server is busy: {why}. Try again in a moment.");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_overloaded", message)
     }
 
@@ -132,6 +132,7 @@ impl From<ChoiceError> for ApiError {
                 let message = format!("the policy of route `{route}` failed at model `{model}`; see the server's log");
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
             }
+            ChoiceError::Deadline(over) => over.clone(),
             _ => Self::internal(error.to_string()),
         }
     }
@@ -144,7 +145,8 @@ impl IntoResponse for ApiError {
         let headers = response.headers_mut();
         // A model that is down does not come back before a restart, nor a disabled route before a reload.
         let for_good = [MODEL_DOWN, ROUTE_DISABLED].contains(&self.code);
-        if self.status == StatusCode::SERVICE_UNAVAILABLE && !for_good {
+        let later = [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS].contains(&self.status);
+        if later && !for_good {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         if self.status == StatusCode::UNAUTHORIZED {

@@ -57,7 +57,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let asks = prompts.iter().zip(generations).zip(&names.by_prompt).map(ask).collect();
     let options =
         Options { default_max_tokens: Some(DEFAULT_MAX_TOKENS), return_signals: return_routing, prompt_field: field };
-    let run = Run::start(&state, &route, asks, options)?;
+    let run = Run::start(&state, &route, asks, options).await?;
     let ids = names.by_choice;
     if let Some(id) = ids.first() {
         run.named(id);

@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::Response;
@@ -36,6 +36,20 @@ pub async fn read_body(request: Request, max_bytes: usize) -> Result<Bytes, ApiE
     read
 }
 
+/// Whether `request` has a body. It is taken, as long as that is bearable, and not looked at.
+pub fn discard_unread(request: Request) -> bool {
+    let (parts, body) = request.into_parts();
+    let has_body = !body.is_end_stream();
+    if has_body && !parts.headers.contains_key(header::EXPECT) {
+        tokio::spawn(discard(body));
+    }
+    has_body
+}
+
+pub fn late_body() -> ApiError {
+    ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", "The request's body did not arrive in time.")
+}
+
 /// Take what a client still sends of a body that was refused. Closing a connection with bytes unread
 /// resets it, and a client that writes its whole request first would never see why.
 async fn discard(mut body: Body) {
@@ -53,9 +67,7 @@ async fn read_accepted(headers: &HeaderMap, body: &mut Body, max_bytes: usize) -
     }
     let mut bytes = Vec::new();
     loop {
-        let frame = tokio::time::timeout(BODY_TIMEOUT, body.frame()).await.map_err(|_| {
-            ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", "The request's body did not arrive in time.")
-        })?;
+        let frame = tokio::time::timeout(BODY_TIMEOUT, body.frame()).await.map_err(|_| late_body())?;
         let Some(frame) = frame else { return Ok(bytes.into()) };
         let frame = frame.map_err(|e| {
             ApiError::new(StatusCode::BAD_REQUEST, "invalid_body", format!("The body could not be read: {e}."))

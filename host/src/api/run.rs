@@ -7,6 +7,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::choice::{Choice, ChoiceError, End, Ending, Entry, Piece};
 use super::error::ApiError;
+use super::front::{Deadline, Slot};
 use super::params::Generation;
 use super::running::Named;
 use super::seen::Seen;
@@ -45,6 +46,7 @@ pub struct Run {
     pub prompt_tokens: usize,
     seen: Seen,
     _named: Vec<Named>,
+    deadline: Option<Deadline>,
 }
 
 /// A complete answer.
@@ -59,8 +61,9 @@ pub struct Answer {
 
 impl Run {
     /// Hand all choices to the engine: those of the first prompt, then those of the next one. Either all
-    /// are accepted or none runs. All prompts have as many choices.
-    pub fn start(state: &AppState, route: &Route, asks: Vec<Ask>, options: Options) -> Result<Self, ApiError> {
+    /// are accepted or none runs. All prompts have as many choices. Where not all requests can run at once, wait for this
+    /// one's turn.
+    pub async fn start(state: &AppState, route: &Route, asks: Vec<Ask>, options: Options) -> Result<Self, ApiError> {
         let n = asks.first().map_or(1, |ask| ask.generation.n);
         let choices = asks.len() * n;
         let most = MAX_CHOICES.min(state.max_requests);
@@ -69,16 +72,12 @@ impl Run {
             return Err(ApiError::value(options.prompt_field, message));
         }
         let prompt_tokens = asks.iter().map(|ask| ask.prompt.len()).sum();
-        let mut running = Vec::with_capacity(choices);
         let mut seen = Seen::new(prompt_tokens, n, route);
-        let live = state.engine.live_requests();
-        if live + choices > state.max_requests {
-            return Err(ApiError::overloaded(live));
-        }
-        let mut named = Vec::with_capacity(asks.len());
-        for Ask { prompt, generation, names } in asks {
-            let (name, aborted) = state.running.enter(names);
-            named.push(name);
+        // Before the wait, during which it may be aborted, too.
+        let (named, aborted): (Vec<_>, Vec<_>) = asks.iter().map(|ask| state.running.enter(ask.names.clone())).unzip();
+        let (slots, deadline) = state.enter(choices, prompt_tokens).await?;
+        let mut running = Vec::with_capacity(choices);
+        for (Ask { prompt, generation, .. }, aborted) in asks.into_iter().zip(aborted) {
             let ending = Ending {
                 eos: Arc::clone(&route.eos),
                 stop_tokens: generation.sampling.stop_token_ids.clone(),
@@ -109,10 +108,10 @@ impl Run {
             }
         }
         let (sender, pieces) = mpsc::channel(BUFFER);
-        for (index, (choice, aborted)) in running.into_iter().enumerate() {
-            tokio::spawn(follow(index, choice, aborted, sender.clone()));
+        for (index, ((choice, aborted), slot)) in running.into_iter().zip(slots).enumerate() {
+            tokio::spawn(follow(index, choice, aborted, sender.clone(), slot));
         }
-        Ok(Self { pieces, choices, prompt_tokens, seen, _named: named })
+        Ok(Self { pieces, choices, prompt_tokens, seen, _named: named, deadline })
     }
 
     /// The answer has this `id`.
@@ -132,6 +131,12 @@ impl Run {
 
     /// The next piece of any choice; `None` after the last one.
     pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, Result<Piece, ChoiceError>)>> {
+        // First, as pieces may always be there.
+        if let Some(deadline) = &mut self.deadline
+            && let Poll::Ready(error) = deadline.poll_over(cx)
+        {
+            return Poll::Ready(Some((0, Err(ChoiceError::Deadline(error)))));
+        }
         let piece = std::task::ready!(self.pieces.poll_recv(cx));
         if let Some((index, Ok(piece))) = &piece {
             self.seen.piece(*index, piece);
@@ -142,9 +147,8 @@ impl Run {
     /// All answers, in the order of the choices.
     pub async fn collect(mut self) -> Result<Vec<Answer>, ApiError> {
         let mut answers = vec![Answer::default(); self.choices];
-        while let Some((index, piece)) = self.pieces.recv().await {
+        while let Some((index, piece)) = std::future::poll_fn(|cx| self.poll_piece(cx)).await {
             let piece = piece?;
-            self.seen.piece(index, &piece);
             if let Some(answer) = answers.get_mut(index) {
                 answer.text.push_str(&piece.text);
                 answer.entries.extend(piece.entries);
@@ -165,6 +169,7 @@ async fn follow(
     mut choice: Choice,
     mut aborted: watch::Receiver<bool>,
     sender: mpsc::Sender<(usize, Result<Piece, ChoiceError>)>,
+    _slot: Slot,
 ) {
     loop {
         let piece = tokio::select! {

@@ -244,7 +244,7 @@ fn scores_of_a_prompt_are_the_hosts() {
     sequence.sampling.prompt_logprobs = Some(PromptLogprobs { from: 1, top: 5 });
     sequence.sampling.listed_logprobs = vec![3, 900];
     let other = Sequence::new(&tokens[..20], 20, 40, 1);
-    let mut scored = |runner: &mut dyn Runner, step: usize| {
+    let scored = |runner: &mut dyn Runner, step: usize| {
         let (mut at, mut scores) = (sequence.clone(), Vec::new());
         while at.done < tokens.len() {
             let end = (at.done + step).min(tokens.len());

@@ -288,7 +288,8 @@ async fn readiness_is_not_liveness() {
 #[tokio::test]
 async fn more_than_the_server_writes_at_once() {
     let pause = std::time::Duration::from_millis(100);
-    let server = Server::with("a long answer", super::fixture::Options { pause, ..Default::default() });
+    let mut server = Server::with("a long answer", super::fixture::Options { pause, ..Default::default() });
+    std::sync::Arc::get_mut(&mut server.state).unwrap().front.limits.queued_requests = 0;
     // Fill the house with slow answers, held by streams that nobody reads.
     let mut body = completion();
     (body["prompt"], body["n"], body["stream"]) = (json!(vec![vec![5]; 4]), 64.into(), true.into());
