@@ -31,15 +31,16 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
 
 async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let route = state.route(&mut fields)?;
-    let Asked { generation, streaming, shown, messages, template, continues, truncate, name } =
+    let Asked { mut generation, streaming, shown, messages, template, continues, truncate, name } =
         Asked::read(fields, &route, &state.warned)?;
     let most = truncate.map(|most| most.most(route.room, generation.max_tokens));
     let prompt = state.text_work.chat(&route, messages, template, continues, most).await?;
     let options = Options { default_max_tokens: None, return_signals: shown.routing, prompt_field: "messages" };
+    state.constrain(&route, &mut generation).await?;
     let generation = Arc::new(generation);
     let (id, names) = name.id_and_names("chatcmpl-");
     let ask = Ask { prompt: prompt.clone(), generation: generation.clone(), names };
-    let run = Run::start(&state, &route, vec![ask], options)?;
+    let run = Run::start(&state, &route, vec![ask], options).await?;
     let shape = Shape {
         id,
         created: unix_time(),
@@ -49,6 +50,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
         prompt,
         route,
     };
+    run.named(&shape.id);
     if streaming.stream {
         let usage = Usage::new(run.prompt_tokens, generation.n);
         let encoder = ChatStream { usage, choices: run.choices, shape, begun: false };
@@ -64,7 +66,6 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let scores = answers.first().map_or(&[][..], |answer| &answer.scores);
     shape.prompt_part(&mut body, scores);
     body["usage"] = usage.to_json();
-    usage.log(&shape.id, &shape.route);
     Ok(json_response(StatusCode::OK, &body))
 }
 
@@ -309,7 +310,6 @@ impl Encoder for ChatStream {
     }
 
     fn close(&mut self) -> Vec<Value> {
-        self.usage.log(&self.shape.id, &self.shape.route);
         if !self.shape.include_usage {
             return Vec::new();
         }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::error::ApiError;
 use crate::engine::RequestStream;
 use crate::request::{Committed, Event, FinishReason, Ledger, LedgerError, RequestError, Score, TokenId};
 use crate::text::{Detokenizer, ModelText, StopMatcher};
@@ -25,6 +26,8 @@ pub enum Reason {
     EndOfSequence,
     StopToken(TokenId),
     StopString(String),
+    /// It has the form asked for, and nothing may follow.
+    Complete,
     Length,
     /// Somebody had it aborted.
     Aborted,
@@ -61,6 +64,9 @@ pub enum ChoiceError {
     Ledger(#[from] LedgerError),
     #[error("the request ended without a result")]
     Lost,
+    /// The request has taken too long; what its client is told.
+    #[error("{}", .0.message)]
+    Deadline(ApiError),
 }
 
 /// How text ends, for all choices of a request.
@@ -143,6 +149,7 @@ impl Choice {
                     let new = self.ledger.enter(start, tokens)?.to_vec();
                     for token in new {
                         if let Some(reason) = self.commit(token) {
+                            self.request.stopped();
                             return Ok(self.end(reason, self.changes_of_model()));
                         }
                     }
@@ -245,7 +252,7 @@ impl Choice {
     fn finish(&mut self, reason: FinishReason) -> Reason {
         let ended_by = match reason {
             FinishReason::Stop(token) => Some(token),
-            FinishReason::Length => None,
+            FinishReason::Complete | FinishReason::Length => None,
         };
         let last = self.last.take();
         let by_stop_token = ended_by.is_some_and(|token| self.ending.stop_tokens.contains(&token));
@@ -268,6 +275,7 @@ impl Choice {
             (Some(reason), _) => reason,
             (None, Some(token)) if by_stop_token => Reason::StopToken(token),
             (None, Some(_)) => Reason::EndOfSequence,
+            (None, None) if reason == FinishReason::Complete => Reason::Complete,
             (None, None) => Reason::Length,
         }
     }

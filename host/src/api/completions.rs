@@ -33,18 +33,19 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
 
 async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let route = state.route(&mut fields)?;
-    let Asked { generation, streaming, shown, echo, truncate, name, prompts } =
+    let Asked { mut generation, streaming, shown, echo, truncate, name, prompts } =
         Asked::read(fields, &route, &state.warned)?;
     let most = truncate.map(|most| most.most(route.room, Some(generation.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS))));
     let prepare = Prepare { echo, keep_special: generation.keep_special, most };
     let prompts = state.text_work.prompts(&route, prompts, "prompt", prepare).await?;
     let options =
         Options { default_max_tokens: Some(DEFAULT_MAX_TOKENS), return_signals: shown.routing, prompt_field: "prompt" };
+    state.constrain(&route, &mut generation).await?;
     let generation = Arc::new(generation);
     let (id, names) = name.id_and_names("cmpl-");
     let ask =
         |encoded: &Encoded| Ask { prompt: encoded.ids.clone(), generation: generation.clone(), names: names.clone() };
-    let run = Run::start(&state, &route, prompts.iter().map(ask).collect(), options)?;
+    let run = Run::start(&state, &route, prompts.iter().map(ask).collect(), options).await?;
     let shape = Shape {
         id,
         created: unix_time(),
@@ -55,6 +56,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
         n: generation.n,
         route,
     };
+    run.named(&shape.id);
     let mut usage = Usage::new(run.prompt_tokens, generation.n);
     if streaming.stream {
         let begun = vec![false; run.choices];
@@ -67,7 +69,6 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let choices = answers.iter().enumerate().map(|(index, answer)| shape.choice(index, answer, true)).collect();
     let mut body = shape.envelope(choices);
     body["usage"] = usage.to_json();
-    usage.log(&shape.id, &shape.route);
     Ok(json_response(StatusCode::OK, &body))
 }
 
@@ -265,7 +266,6 @@ impl Encoder for CompletionStream {
     }
 
     fn close(&mut self) -> Vec<Value> {
-        self.usage.log(&self.shape.id, &self.shape.route);
         if !self.shape.include_usage {
             return Vec::new();
         }

@@ -21,6 +21,7 @@ use super::reader::{Fields, Warned};
 use super::run::{Answer, Ask, Options, Run};
 use super::sse::{self, Encoder};
 use super::state::{AppState, Route};
+use super::structured;
 use super::tokenise::Prepare;
 use super::unbuilt::{OPENAI_ONLY, elsewhere, refuse_unbuilt, special_tokens};
 use crate::request::PromptLogprobs;
@@ -45,6 +46,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
         let from = logprobs.as_ref().and_then(|wanted| wanted.first_scored(prompt.ids.len()));
         let top = logprobs.as_ref().map_or(0, |wanted| wanted.top);
         generation.sampling.prompt_logprobs = from.map(|from| PromptLogprobs { from, top });
+        state.constrain(&route, generation).await?;
     }
     let names = ids.names(prompts.len(), n, batch);
     let ask = |((prompt, generation), names): ((&Encoded, Generation), &Vec<String>)| Ask {
@@ -55,8 +57,11 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let asks = prompts.iter().zip(generations).zip(&names.by_prompt).map(ask).collect();
     let options =
         Options { default_max_tokens: Some(DEFAULT_MAX_TOKENS), return_signals: return_routing, prompt_field: field };
-    let run = Run::start(&state, &route, asks, options)?;
+    let run = Run::start(&state, &route, asks, options).await?;
     let ids = names.by_choice;
+    if let Some(id) = ids.first() {
+        run.named(id);
+    }
     let shape = Shape { ids, route, prompts, logprobs, n, batch, return_routing, text_in_logprobs, started };
     if stream {
         let answers = vec![Answer::default(); run.choices];
@@ -87,6 +92,7 @@ impl Asked {
         refuse_unbuilt(&mut fields)?;
         let remedy = "use `return_logprob` and its fields, or /v1/completions";
         elsewhere(&mut fields, OPENAI_ONLY, remedy)?;
+        let form = structured::read(&mut fields)?;
         let (field, prompts) = match (fields.take("text"), fields.take("input_ids")) {
             (Some(text), None) => ("text", Prompts::read("text", text, route.vocab)?),
             (None, Some(ids)) => ("input_ids", Prompts::read("input_ids", ids, route.vocab)?),
@@ -105,6 +111,7 @@ impl Asked {
             elsewhere(&mut sampling, OPENAI_ONLY, remedy)?;
             let mut generation = Generation::read(&mut sampling, NAMES, &route.defaults, route.vocab)?;
             generation.cache_salt = salt.clone().or(generation.cache_salt);
+            generation.form = structured::only(form.clone(), generation.form)?;
             special_tokens(&mut sampling, route, true, prompts.has_text())?;
             sampling.finish_as("sampling_params.", warned);
             generations.push(generation);
@@ -180,6 +187,7 @@ fn finish(end: &End, ids: &[u32], length: usize) -> Value {
         Reason::Length => json!({"type": "length", "length": length}),
         Reason::StopString(text) => json!({"type": "stop", "matched": text}),
         Reason::StopToken(token) => json!({"type": "stop", "matched": token}),
+        Reason::Complete => json!({"type": "stop", "matched": null}),
         Reason::EndOfSequence => json!({"type": "stop", "matched": ids.last()}),
         Reason::Aborted => json!({"type": "abort", "message": "The request was aborted."}),
     }

@@ -27,8 +27,11 @@ const PROOF_TIME: Duration = Duration::from_secs(20);
 
 /// Every model writes a token, in its turn among the requests of others.
 pub async fn generate(State(state): State<Arc<AppState>>) -> Result<Response, ApiError> {
-    let proofs = state.engine.models().iter().map(|model| prove(&state, &model.name)).collect::<Result<Vec<_>, _>>()?;
     let all = async {
+        let mut proofs = Vec::new();
+        for model in state.engine.models() {
+            proofs.push(prove(&state, &model.name).await?);
+        }
         for proof in proofs {
             proof.collect().await?;
         }
@@ -41,13 +44,13 @@ pub async fn generate(State(state): State<Arc<AppState>>) -> Result<Response, Ap
 }
 
 /// One token of a model alone.
-fn prove(state: &AppState, model: &str) -> Result<Run, ApiError> {
+async fn prove(state: &AppState, model: &str) -> Result<Run, ApiError> {
     const NAMES: Names = Names { max_tokens: &["max_tokens"], min_tokens: "min_tokens", least: 1 };
     let route = state.route(&mut Fields::one("model", model.into()))?;
     let generation = Generation::read(&mut Fields::one("max_tokens", 1.into()), NAMES, &route.defaults, route.vocab)?;
     let ask = Ask { prompt: vec![0], generation: Arc::new(generation), names: Vec::new() };
     let options = Options { default_max_tokens: Some(1), return_signals: false, prompt_field: "prompt" };
-    Run::start(state, &route, vec![ask], options)
+    Run::start(state, &route, vec![ask], options).await
 }
 
 /// Requests will be served, at every route but those that are disabled.

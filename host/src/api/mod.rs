@@ -7,7 +7,9 @@ mod answer;
 mod chat;
 mod choice;
 mod completions;
+mod counts;
 mod error;
+mod front;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzed;
 mod generate;
@@ -22,12 +24,15 @@ mod prometheus;
 mod prompt;
 mod prompts;
 mod reader;
+mod record;
 mod run;
 mod running;
+mod seen;
 mod serve;
 mod shown;
 mod sse;
 mod state;
+mod structured;
 #[cfg(test)]
 mod tests;
 mod tokenise;
@@ -42,6 +47,10 @@ use axum::routing::{get, post};
 pub use admin::{Access, Refused, Reload, Reloaded};
 pub use answer::{finish_reason, logprob};
 pub use choice::{Choice, ChoiceError, End, Ending, Entry, Piece, Reason};
+pub use front::{
+    Certificates, Cors, Front, KeyRing, Keys, Limits, Listener, MetricsAccess, SocketError, Tls, TlsError, TlsFiles,
+    UnixSocket,
+};
 pub use params::SamplingDefaults;
 pub use serve::{serve, serve_admin};
 pub use state::AppState;
@@ -61,13 +70,13 @@ pub fn admin_router(state: Arc<AppState>) -> Router {
         .layer(axum::Extension(admin::OwnAddress))
         .fallback(http::no_such_path)
         .method_not_allowed_fallback(http::method_not_allowed)
-        .layer(axum::middleware::from_fn(http::with_request_id))
+        .layer(axum::middleware::from_fn_with_state(state.clone(), record::every_request))
         .with_state(state)
 }
 
 /// All endpoints.
 pub fn router(state: Arc<AppState>) -> Router {
-    Router::new()
+    let endpoints = Router::new()
         .route("/v1/chat/completions", post(chat::handle))
         .route("/v1/completions", post(completions::handle))
         .route("/generate", post(generate::handle))
@@ -92,6 +101,11 @@ pub fn router(state: Arc<AppState>) -> Router {
         .merge(admin_endpoints())
         .fallback(http::no_such_path)
         .method_not_allowed_fallback(http::method_not_allowed)
-        .layer(axum::middleware::from_fn(http::with_request_id))
-        .with_state(state)
+        .layer(axum::middleware::from_fn_with_state(state.clone(), front::guard));
+    // Pages may read refusals, too.
+    let endpoints = match &state.front.cors {
+        Some(cors) => endpoints.layer(cors.layer()),
+        None => endpoints,
+    };
+    endpoints.layer(axum::middleware::from_fn_with_state(state.clone(), record::every_request)).with_state(state)
 }

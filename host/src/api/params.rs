@@ -9,6 +9,8 @@ use tokenrouter_plugin_api::random::philox;
 use super::error::ApiError;
 use super::http::random_u64;
 use super::reader::{Fields, real, shown, whole};
+use super::structured::{self, Wanted};
+use crate::constraint::Constraint;
 use crate::request::{SamplingParams, TokenId};
 use crate::text::TextError;
 
@@ -111,6 +113,8 @@ pub struct Generation {
     pub n: usize,
     pub stops: Vec<String>,
     pub include_stop: bool,
+    /// What the answer must look like, until it is compiled.
+    pub form: Option<Wanted>,
     /// Special tokens are part of the text.
     pub keep_special: bool,
     /// K/V is shared only with requests that have the same salt, or none as well.
@@ -158,6 +162,7 @@ impl Generation {
             min_tokens,
             ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
             stop_token_ids: stop_token_ids(fields, vocab)?,
+            constraint: None,
         };
         Ok(Self {
             sampling,
@@ -166,6 +171,7 @@ impl Generation {
             stops: stops(fields)?,
             include_stop: include_stop(fields)?,
             keep_special: fields.boolean("skip_special_tokens")?.is_some_and(|skip| !skip),
+            form: structured::read(fields)?,
             cache_salt: cache_salt(fields)?,
             seed,
         })
@@ -179,7 +185,8 @@ impl Generation {
     /// Sampling parameters of choice number `choice` of a prompt with `seed`: choice 0 has the seed itself,
     /// the others ones derived from it.
     pub fn sampling_of(&self, seed: u64, choice: usize) -> SamplingParams {
-        let mut sampling = SamplingParams { seed, ..self.sampling.clone() };
+        let constraint = self.sampling.constraint.as_ref().map(Constraint::again);
+        let mut sampling = SamplingParams { seed, constraint, ..self.sampling.clone() };
         if choice > 0 {
             let (low, high) = (sampling.seed as u32, (sampling.seed >> 32) as u32);
             let bits = philox([low, high], [choice as u32, 0, 0, 0]);
@@ -321,7 +328,7 @@ mod tests {
             ("cache_salt", json!(1)),
             ("cache_salt", json!("x".repeat(257))),
             ("tools", json!([{}])),
-            ("response_format", json!({"type": "json_object"})),
+            ("stop_regex", json!("a")),
             ("best_of", json!(2)),
             ("suffix", json!("x")),
         ];

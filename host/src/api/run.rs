@@ -7,8 +7,10 @@ use tokio::sync::{mpsc, watch};
 
 use super::choice::{Choice, ChoiceError, End, Ending, Entry, Piece};
 use super::error::ApiError;
+use super::front::{Deadline, Slot};
 use super::params::Generation;
 use super::running::Named;
+use super::seen::Seen;
 use super::state::{AppState, Route};
 use crate::request::{NewRequest, Score, TokenId};
 
@@ -42,7 +44,9 @@ pub struct Run {
     pub choices: usize,
     /// Tokens of the prompts, each counted once.
     pub prompt_tokens: usize,
+    seen: Seen,
     _named: Vec<Named>,
+    deadline: Option<Deadline>,
 }
 
 /// A complete answer.
@@ -57,8 +61,9 @@ pub struct Answer {
 
 impl Run {
     /// Hand all choices to the engine: those of the first prompt, then those of the next one. Either all
-    /// are accepted or none runs. All prompts have as many choices.
-    pub fn start(state: &AppState, route: &Route, asks: Vec<Ask>, options: Options) -> Result<Self, ApiError> {
+    /// are accepted or none runs. All prompts have as many choices. Where not all requests can run at once, wait for this
+    /// one's turn.
+    pub async fn start(state: &AppState, route: &Route, asks: Vec<Ask>, options: Options) -> Result<Self, ApiError> {
         let n = asks.first().map_or(1, |ask| ask.generation.n);
         let choices = asks.len() * n;
         let most = MAX_CHOICES.min(state.max_requests);
@@ -67,15 +72,12 @@ impl Run {
             return Err(ApiError::value(options.prompt_field, message));
         }
         let prompt_tokens = asks.iter().map(|ask| ask.prompt.len()).sum();
+        let mut seen = Seen::new(prompt_tokens, n, route);
+        // Before the wait, during which it may be aborted, too.
+        let (named, aborted): (Vec<_>, Vec<_>) = asks.iter().map(|ask| state.running.enter(ask.names.clone())).unzip();
+        let (slots, deadline) = state.enter(choices, prompt_tokens).await?;
         let mut running = Vec::with_capacity(choices);
-        let live = state.engine.live_requests();
-        if live + choices > state.max_requests {
-            return Err(ApiError::overloaded(live));
-        }
-        let mut named = Vec::with_capacity(asks.len());
-        for Ask { prompt, generation, names } in asks {
-            let (name, aborted) = state.running.enter(names);
-            named.push(name);
+        for (Ask { prompt, generation, .. }, aborted) in asks.into_iter().zip(aborted) {
             let ending = Ending {
                 eos: Arc::clone(&route.eos),
                 stop_tokens: generation.sampling.stop_token_ids.clone(),
@@ -100,26 +102,52 @@ impl Run {
                     cache_salt: generation.cache_salt.clone(),
                 };
                 let stream = state.engine.submit(request).map_err(|e| ApiError::refused(&e, options.prompt_field))?;
+                seen.submitted(&stream);
                 let choice = Choice::new(stream, Arc::clone(&route.text), ending.clone()).scoring(to_score.clone());
                 running.push((choice, aborted.clone()));
             }
         }
         let (sender, pieces) = mpsc::channel(BUFFER);
-        for (index, (choice, aborted)) in running.into_iter().enumerate() {
-            tokio::spawn(follow(index, choice, aborted, sender.clone()));
+        for (index, ((choice, aborted), slot)) in running.into_iter().zip(slots).enumerate() {
+            tokio::spawn(follow(index, choice, aborted, sender.clone(), slot));
         }
-        Ok(Self { pieces, choices, prompt_tokens, _named: named })
+        Ok(Self { pieces, choices, prompt_tokens, seen, _named: named, deadline })
+    }
+
+    /// The answer has this `id`.
+    pub fn named(&self, id: &str) {
+        self.seen.enter(|facts| facts.answer = Some(id.to_owned()));
+    }
+
+    /// It is answered piece by piece.
+    pub fn streams(&self) {
+        self.seen.enter(|facts| facts.stream = true);
+    }
+
+    /// It is broken off with this error.
+    pub fn failed(&self, code: &'static str) {
+        self.seen.enter(|facts| facts.error = Some(code));
     }
 
     /// The next piece of any choice; `None` after the last one.
     pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, Result<Piece, ChoiceError>)>> {
-        self.pieces.poll_recv(cx)
+        // First, as pieces may always be there.
+        if let Some(deadline) = &mut self.deadline
+            && let Poll::Ready(error) = deadline.poll_over(cx)
+        {
+            return Poll::Ready(Some((0, Err(ChoiceError::Deadline(error)))));
+        }
+        let piece = std::task::ready!(self.pieces.poll_recv(cx));
+        if let Some((index, Ok(piece))) = &piece {
+            self.seen.piece(*index, piece);
+        }
+        Poll::Ready(piece)
     }
 
     /// All answers, in the order of the choices.
     pub async fn collect(mut self) -> Result<Vec<Answer>, ApiError> {
         let mut answers = vec![Answer::default(); self.choices];
-        while let Some((index, piece)) = self.pieces.recv().await {
+        while let Some((index, piece)) = std::future::poll_fn(|cx| self.poll_piece(cx)).await {
             let piece = piece?;
             if let Some(answer) = answers.get_mut(index) {
                 answer.text.push_str(&piece.text);
@@ -141,6 +169,7 @@ async fn follow(
     mut choice: Choice,
     mut aborted: watch::Receiver<bool>,
     sender: mpsc::Sender<(usize, Result<Piece, ChoiceError>)>,
+    _slot: Slot,
 ) {
     loop {
         let piece = tokio::select! {

@@ -6,6 +6,7 @@
 
 pub(crate) mod batching;
 pub(crate) mod error;
+mod front;
 mod gpu;
 mod key;
 mod locate;
@@ -21,8 +22,9 @@ use std::time::Duration;
 
 pub use batching::BatchingConfig;
 pub use error::{ConfigError, Origin, suggestion};
+pub use front::FrontConfig;
 pub use gpu::{DeviceChoice, DtypeChoice, GpuConfig};
-pub use key::AdminKey;
+pub use key::{AdminKey, ApiKey, distinct, key_file};
 pub use locate::{HubCache, model_directory, plugin_directories};
 pub use read::DEFAULT_MAX_WAIT;
 pub use record::RecordConfig;
@@ -68,6 +70,7 @@ pub struct ServerConfig {
     pub admin_keys: Vec<AdminKey>,
     /// The process ends itself when a hook of a plugin has not come back for so long. `None`: never.
     pub abort_on_hung_plugin: Option<Duration>,
+    pub front: FrontConfig,
 }
 
 impl Default for ServerConfig {
@@ -81,6 +84,7 @@ impl Default for ServerConfig {
             admin: None,
             admin_keys: Vec::new(),
             abort_on_hung_plugin: None,
+            front: FrontConfig::default(),
         }
     }
 }

@@ -1,3 +1,4 @@
+mod front;
 mod reload;
 
 use super::*;
@@ -172,7 +173,11 @@ fn messages_about_the_server() {
         (
             "colour = 1",
             "unknown key `server.colour`: known are host, port, max_body_bytes, max_requests, \
-             drain_timeout, admin, admin_key, admin_keys, abort_on_hung_plugin_s",
+             drain_timeout, admin, admin_key, admin_keys, abort_on_hung_plugin_s, api_keys, api_key_file, \
+             metrics_access, cors_origins, cors_headers, cors_methods, cors_credentials, max_connections, \
+             max_connections_per_peer, max_url_bytes, max_headers, max_header_bytes, max_requests_per_client, \
+             max_queued_requests, max_queued_tokens, header_timeout_s, body_timeout_s, write_timeout_s, \
+             request_timeout_s, tls, unix_socket_mode, unix_socket, tcp, drain_grace_s",
         ),
         ("port = \"80\"", "server.port = \"80\": must be an integer, not a string"),
         ("port = 65536", "server.port = 65536: must be from 0 to 65535"),

@@ -67,6 +67,7 @@ mod tests {
             prompt_len: 2,
             masked,
             nets: &[],
+            allowed: &[],
         };
         score(&mut logits.to_vec(), &rows, 0)
     }

@@ -182,6 +182,11 @@ impl Tokenizer {
         self.arena.get(start..self.ends[index] as usize)
     }
 
+    /// The bytes that `id` adds to a text: none for special tokens and unknown ids.
+    pub(crate) fn text_bytes(&self, id: TokenId) -> &[u8] {
+        if self.is_silent(id, false) { &[] } else { self.bytes(id).unwrap_or_default() }
+    }
+
     /// Whether `id` is left out of texts: special tokens are, unless `special` are kept, and unknown ids.
     pub(super) fn is_silent(&self, id: TokenId, special: bool) -> bool {
         match self.kinds.get(id as usize) {

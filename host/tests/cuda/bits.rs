@@ -186,6 +186,7 @@ impl Others {
             prompt_len: 1,
             masked: &[],
             nets: &[],
+            allowed: &[],
         }
     }
 }

@@ -28,7 +28,7 @@ fn request(id: RequestId, prompt: &[u32], from: u32, max_tokens: u32) -> Message
     };
     let (route, prompt) = (RouteId(0), prompt.to_vec());
     let new = NewRequest { route, prompt, max_tokens, sampling, return_signals: false, cache_salt: None };
-    Message::Submit(Arc::new(RequestSpec { id, new }))
+    Message::Submit(Arc::new(RequestSpec::new(id, new)))
 }
 
 fn server(pages: u32, chunk: usize) -> SubServer {

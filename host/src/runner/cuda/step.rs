@@ -5,7 +5,7 @@ use tokenrouter_plugin_api::random;
 
 use super::memory::{SLOTS, UploadLayout};
 use crate::request::{ModelId, TokenId};
-use crate::runner::sampler::{GREEDY, Row, needs_adjusting};
+use crate::runner::sampler::{GREEDY, Row, changes_logits};
 use crate::runner::{PAGE_TOKENS, RowBatch, Rows};
 
 /// Some rows of a sequence of a batch.
@@ -130,6 +130,11 @@ pub(super) fn fill(
             if position < s.end - s.sampled {
                 params = SampleParams { mode: mode::HOST, list: 0, ..params };
                 slot = Slot { scored: true, on_host: false, list: 0, ..slot };
+            } else {
+                let allowed = s.allowed_at(position - (s.end - s.sampled), fixed.vocabulary);
+                if !slot.on_host && !allowed.is_empty() {
+                    params.allowed = list.append(words, allowed)? + 1;
+                }
             }
             words[layout.samples() + step.slots.len() * PARAMS_WORDS..][..PARAMS_WORDS]
                 .copy_from_slice(&params.words());
@@ -178,14 +183,16 @@ fn sampling(
 ) -> (SampleParams, Slot) {
     let end = position + 1;
     let params = s.sampling;
-    let all = Row { context: &s.context[..end], prompt_len: s.prompt_len, params, masked: s.masked };
+    // A position that is scored is before those, and nothing is drawn there.
+    let allowed = position.checked_sub(s.end - s.sampled).map_or(&[][..], |row| s.allowed_at(row, fixed.vocabulary));
+    let all = Row { context: &s.context[..end], prompt_len: s.prompt_len, params, masked: s.masked, allowed };
     let top_k = if params.top_k == 0 { fixed.vocabulary } else { params.top_k as usize };
     // The device gives the log-probabilities of the best tokens alone.
-    let mode = if needs_adjusting(&all) || !params.listed_logprobs.is_empty() {
+    let mode = if changes_logits(&all) || !params.listed_logprobs.is_empty() {
         mode::HOST
     } else if params.temperature < GREEDY {
         mode::GREEDY
-    } else if top_k <= LIST.min(fixed.vocabulary) {
+    } else if allowed.is_empty() && top_k <= LIST.min(fixed.vocabulary) {
         mode::LIST
     } else if top_k >= fixed.vocabulary && params.top_p >= 1.0 {
         mode::ALL
@@ -207,6 +214,7 @@ fn sampling(
         uniform: random::uniform(params.seed, end as u64, u64::from(fixed.model.0)),
         masked: (masked, s.masked.len() as u32),
         list: list as u32,
+        allowed: 0,
     };
     (sample, Slot { sequence, end, scored: false, on_host: mode == mode::HOST, list })
 }
