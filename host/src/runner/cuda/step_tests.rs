@@ -1,4 +1,5 @@
 use super::*;
+use crate::constraint::mask_words;
 use crate::request::SamplingParams;
 
 const FIXED: Fixed = Fixed { model: ModelId(1), vocabulary: 1000, group: 2, net_list: 0 };
