@@ -96,7 +96,9 @@ fn bug_30_what_is_drawn_is_among_the_best() {
                     if cold {
                         assert_eq!((top.keys().next().map(String::as_str), top.len()), (Some(token), 3));
                     } else {
-                        assert!(top.len() == 3 || (top.len() == 4 && top.keys().next_back().is_some_and(|k| k == token)));
+                        assert!(
+                            top.len() == 3 || (top.len() == 4 && top.keys().next_back().is_some_and(|k| k == token))
+                        );
                         seldom += usize::from(top.len() == 4);
                     }
                     all += 1;

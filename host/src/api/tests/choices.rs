@@ -8,8 +8,8 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use crate::api::choice::{Choice, ChoiceError, Ending, Piece, Reason};
 use crate::engine::RequestStream;
 use crate::request::{Committed, Event, FinishReason, ModelId, RequestError, TokenId, Told};
-use crate::text::{ModelText, Tokenizer};
 use crate::text::tokenizer_fixtures::demo;
+use crate::text::{ModelText, Tokenizer};
 
 const END: TokenId = 2047;
 

@@ -83,7 +83,8 @@ fn bug_68_idle_connections_outlive_those_of_clients() {
 #[tokio::test]
 async fn bug_71_a_model_that_is_down_is_told_of() {
     let server = Server::with(TEXT, Options { large_lost_at: Some(3), ..Options::default() });
-    let status = async |path: &str| server.send(Request::get(path).body(Body::empty()).unwrap()).await.status().as_u16();
+    let status =
+        async |path: &str| server.send(Request::get(path).body(Body::empty()).unwrap()).await.status().as_u16();
     assert_eq!((status("/health").await, status("/ready").await), (200, 200));
     let (failed, _) = server.json(COMPLETIONS, asking(COMPLETIONS, "pair", &json!({}))).await;
     assert_eq!(failed, 503);

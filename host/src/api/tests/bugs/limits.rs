@@ -6,7 +6,8 @@ use super::super::fixture::Server;
 use super::{CHATS, COMPLETIONS, NATIVE, asking, refused_at, with};
 
 /// All optional fields that the documents name, those that are not built included.
-const SHARED: &str = "temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty seed n min_tokens
+const SHARED: &str =
+    "temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty seed n min_tokens
     stop stop_token_ids include_stop_str_in_output no_stop_trim skip_special_tokens ignore_eos logit_bias
     response_format regex grammar ebnf json_schema guided_json guided_regex guided_choice guided_grammar
     structured_outputs structural_tag stop_regex tools functions tool_choice modalities reasoning_effort
@@ -75,7 +76,10 @@ async fn none_is_left_out(forms: &[(&str, Value)]) {
             }
         }
     }
-    assert_eq!(server.ok(COMPLETIONS, asking(COMPLETIONS, "pair", &json!({}))).await["choices"][0]["text"], "unconstrained");
+    assert_eq!(
+        server.ok(COMPLETIONS, asking(COMPLETIONS, "pair", &json!({}))).await["choices"][0]["text"],
+        "unconstrained"
+    );
 }
 
 #[tokio::test]

@@ -147,8 +147,13 @@ async fn refused(server: &Server, fields: &Value, param: &str) {
     for path in [CHATS, COMPLETIONS, NATIVE] {
         for stream in [false, true] {
             let body = with(asking(path, "pair", fields), &json!({"stream": stream}));
-            refused_at(server, path, body, if path == NATIVE { format!("sampling_params.{param}") } else { param.into() })
-                .await;
+            refused_at(
+                server,
+                path,
+                body,
+                if path == NATIVE { format!("sampling_params.{param}") } else { param.into() },
+            )
+            .await;
         }
     }
 }

@@ -92,7 +92,8 @@ async fn bug_51_contents_of_messages() {
 async fn bug_52_prompts_without_anything() {
     let server = Server::saying("ok");
     for stream in [false, true] {
-        for prompt in [json!(""), json!([]), json!([[]]), json!([""]), json!(["a", ""]), json!([[1], []]), json!(null)] {
+        for prompt in [json!(""), json!([]), json!([[]]), json!([""]), json!(["a", ""]), json!([[1], []]), json!(null)]
+        {
             let body = json!({"model": "pair", "prompt": prompt, "stream": stream});
             refused_at(&server, COMPLETIONS, body, "prompt".into()).await;
             let body = json!({"model": "pair", "text": prompt, "stream": stream});

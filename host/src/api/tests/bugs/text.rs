@@ -88,8 +88,7 @@ async fn bug_04_bytes_that_are_no_text() {
         assert_eq!(said_once(&server, route, json!({})).await.text, "a\u{FFFD}b\u{FFFD} \u{FFFD}");
         let answer = server.ok(CHATS, asking(CHATS, route, &json!({"logprobs": true}))).await;
         let content = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
-        let told: Vec<u64> =
-            content[..bytes.len()].iter().map(|entry| entry["bytes"][0].as_u64().unwrap()).collect();
+        let told: Vec<u64> = content[..bytes.len()].iter().map(|entry| entry["bytes"][0].as_u64().unwrap()).collect();
         assert_eq!(told, bytes.map(u64::from));
     }
     let tokenizer = byte_fallback();

@@ -20,7 +20,10 @@ async fn bug_24_streams_count_as_whole_answers_do() {
             (json!({"max_tokens": all}), all),
             (json!({"ignore_eos": true, "max_tokens": all + 3}), all + 3),
             (json!({"stop": "two"}), server.tokenizer.encode("one two").unwrap().len()),
-            (json!({"stop": "two", "include_stop_str_in_output": true}), server.tokenizer.encode("one two").unwrap().len()),
+            (
+                json!({"stop": "two", "include_stop_str_in_output": true}),
+                server.tokenizer.encode("one two").unwrap().len(),
+            ),
             (json!({"stop": "three four"}), all),
         ] {
             // That streams say the same is looked at there.
