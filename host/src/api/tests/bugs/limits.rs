@@ -109,7 +109,6 @@ async fn bug_59_forms_that_cannot_be_read() {
         ("grammar", json!("root ::= \"a\"")),
         ("grammar", json!("start: undefined_rule")),
         ("grammar", json!("start: \"a")),
-        ("grammar", json!("")),
         ("ebnf", json!("start: /(/")),
         ("guided_grammar", json!("start: start")),
         ("structured_outputs.grammar", json!("?!")),
