@@ -56,6 +56,8 @@ impl Fields {
 
     /// Take a field; `None` if absent or null.
     pub fn take(&mut self, field: &str) -> Option<Value> {
+        #[cfg(test)]
+        super::asked::note(&self.name(field));
         self.map.shift_remove(field).filter(|value| !value.is_null())
     }
 
