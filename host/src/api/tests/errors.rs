@@ -142,7 +142,8 @@ async fn fields() {
     for (path, field, value, status, code, param) in cases {
         let mut body = match path {
             "/v1/chat/completions" => chat(),
-            "/generate" => json!({"model": "pair"}),
+            "/generate" if field == "input_ids" => json!({"model": "pair"}),
+            "/generate" => json!({"model": "pair", "text": "Hi"}),
             _ => completion(),
         };
         body[field] = value;
