@@ -105,7 +105,7 @@ fn spec(id: u64) -> Message {
         return_signals: false,
         cache_salt: None,
     };
-    Message::Submit(Arc::new(RequestSpec { id, new }))
+    Message::Submit(Arc::new(RequestSpec::new(id, new)))
 }
 
 /// Two sub-servers and the messages between them, in one thread.

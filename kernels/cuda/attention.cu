@@ -293,8 +293,10 @@ __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
         if (threadIdx.x == 0) {
             asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(arrival) : "memory");
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrival), "r"(count * (mine * 16 + columns * 8)) : "memory");
         }
+        __syncwarp();
+        if (threadIdx.x == 0)
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrival), "r"(count * (mine * 16 + columns * 8)) : "memory");
         __syncwarp();
         asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     }
@@ -334,7 +336,7 @@ __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
         attend(a, item, q, pages, threadIdx.x, first, end, r);
     }
 
-    // The warp has taken all its pages: its ring is free.
+    __syncwarp();  // every lane has read the warp's pages: its ring is free
     constexpr u32 pitch = STAGES * PAGE * D;
     put_tile<D, 1>(r, 0, columns, work + warp * pitch, work_ml + warp * 8);
     asm volatile("bar.sync 1, %0;" ::"n"(WARPS * WARP) : "memory");

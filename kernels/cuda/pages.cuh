@@ -212,35 +212,44 @@ struct Fed {
     }
 };
 
-// Copy the pages from `first` to `end` for all warps of the block: lane w does those of warp w. Called by one warp,
-// which waits for the kernel before.
+// Copy the pages from `first` to `end` for all warps of the block, in the order of pages. Called by one warp, which waits
+// for the kernel before.
 template <int D, int STAGES>
 __device__ __forceinline__ void feed(const AttentionArgs& a, const Item& item, u32 head, u32 first, u32 end, u16* rings, u64 (*barriers)[2][STAGES]) {
     constexpr u32 SIZE = Fed<D, STAGES>::SIZE;
     const u32 lane = threadIdx.x % WARP;
+    const u16* kv = a.kv + (u64)head * SIZE;
+    const u64 pitch = (u64)a.kv_heads * SIZE;
+    const u32* list = a.page_list + item.pages;
+    const u32 ring = (u32)__cvta_generic_to_shared(rings), all = (u32)__cvta_generic_to_shared(barriers);
     bool waited = false;
-    if (lane < WARPS) {
-        const u16* kv = a.kv + (u64)head * SIZE;
-        const u64 pitch = (u64)a.kv_heads * SIZE;
-        const u32* list = a.page_list + item.pages;
-        const u32 ring = (u32)__cvta_generic_to_shared(rings + lane * STAGES * SIZE);
-        const u32 full = (u32)__cvta_generic_to_shared(barriers[lane][0]), empty = (u32)__cvta_generic_to_shared(barriers[lane][1]);
-        u32 stage = 0, phase = 1;  // all are empty
-        u32 id = first + lane < end ? list[first + lane] : 0, next = first + lane + WARPS < end ? list[first + lane + WARPS] : 0;
+    u32 warp = 0, stage = 0, phase = 1;  // all are empty
+    // Where WARP pages are in the pool, and the WARP after them.
+    u32 ids = 0, next = first + lane < end ? list[first + lane] : 0;
 #pragma unroll 1
-        for (u32 page = first + lane; page < end; page += WARPS) {
-            // What is not full below `stored` gets keys and values by this step.
-            if (!waited && (page + 1) * PAGE > item.stored) {
-                wait_for_previous();
-                waited = true;
-            }
-            await(empty + stage * 8, phase);
-            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full + stage * 8), "r"(SIZE * 2) : "memory");
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(ring + stage * SIZE * 2),
-                         "l"(kv + id * pitch), "r"(SIZE * 2), "r"(full + stage * 8)
+    for (u32 page = first; page < end; page++) {
+        const u32 at = (page - first) % WARP;
+        if (at == 0) {
+            ids = next;
+            next = page + WARP + lane < end ? list[page + WARP + lane] : 0;
+        }
+        const u32 id = __shfl_sync(FULL_MASK, ids, at);
+        // What is not full below `stored` gets keys and values by this step.
+        if (!waited && (page + 1) * PAGE > item.stored) {
+            wait_for_previous();
+            waited = true;
+        }
+        const u32 full = all + (warp * 2 * STAGES + stage) * 8, empty = full + STAGES * 8;
+        await(empty, phase);
+        if (lane == 0) {
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(SIZE * 2) : "memory");
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(ring + (warp * STAGES + stage) * SIZE * 2),
+                         "l"(kv + id * pitch), "r"(SIZE * 2), "r"(full)
                          : "memory");
-            id = next;
-            if (page + 2 * WARPS < end) next = list[page + 2 * WARPS];
+        }
+        __syncwarp();
+        if (++warp == WARPS) {
+            warp = 0;
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
     }

@@ -14,7 +14,7 @@ use tokenrouter::request::ModelId;
 use tokenrouter_plugin_api::random::uniform;
 
 use crate::demo::{MODELS, Setup, engine, me, rstitch};
-use crate::http::{send, start};
+use crate::http::{scrape, send, start};
 
 const CLIENTS: usize = 64;
 const DISCONNECTS: usize = 1000;
@@ -116,6 +116,28 @@ fn nothing_is_left_behind() {
         assert!(Instant::now() < deadline, "left behind: {} requests, {:?}", engine.live_requests(), state());
         std::thread::sleep(Duration::from_millis(20));
     }
+    gauges_are_back(&scrape(address));
     drop(stop);
     server.join().expect("the server ends well");
+}
+
+/// What rises with requests has fallen, and what was broken off is counted.
+fn gauges_are_back(samples: &[(String, f64)]) {
+    for gauge in [
+        "tokenrouter_live_requests",
+        "tokenrouter_model_requests",
+        "tokenrouter_kv_pages_used",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+    ] {
+        let of_it: Vec<_> = samples.iter().filter(|(name, _)| name.split('{').next() == Some(gauge)).collect();
+        assert!(!of_it.is_empty() && of_it.iter().all(|(_, value)| *value == 0.0), "{of_it:?}");
+    }
+    let ended = |how: &str| -> f64 {
+        let of_it = |name: &str| name.starts_with("vllm:request_success_total{") && name.contains(how);
+        samples.iter().filter(|(name, _)| of_it(name)).map(|(_, value)| value).sum()
+    };
+    assert!(ended("\"abort\"") > 0.0 && ended("\"stop\"") + ended("\"length\"") > CLIENTS as f64);
+    assert_eq!(ended("\"error\""), 0.0);
 }

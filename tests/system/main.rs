@@ -7,4 +7,5 @@ mod flood;
 mod http;
 mod load;
 mod reload;
+mod structured;
 mod traces;

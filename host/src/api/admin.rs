@@ -14,6 +14,7 @@ use super::front::{KeyRing, bearer};
 use super::http::json_response;
 use super::state::AppState;
 use crate::engine::{KnownRoute, RouteChanges, RouteState};
+use crate::metrics::Counter;
 
 /// Who may use the endpoints, and where.
 #[derive(Default)]
@@ -84,12 +85,19 @@ type Work = dyn Fn() -> Result<Reloaded, Refused> + Send + Sync;
 pub struct Reload {
     work: Arc<Work>,
     turn: Mutex<()>,
+    applied: Counter,
+    refused: Counter,
 }
 
 impl Reload {
     /// `work` does it, on a thread of its own.
     pub fn new(work: impl Fn() -> Result<Reloaded, Refused> + Send + Sync + 'static) -> Self {
-        Self { work: Arc::new(work), turn: Mutex::default() }
+        Self { work: Arc::new(work), turn: Mutex::default(), applied: Counter::default(), refused: Counter::default() }
+    }
+
+    /// How many were applied and refused.
+    pub(super) fn outcomes(&self) -> [u64; 2] {
+        [self.applied.read(), self.refused.read()]
     }
 
     /// Do it and log the outcome.
@@ -100,6 +108,7 @@ impl Reload {
         let outcome = outcome.unwrap_or_else(|_| Err(Refused::Work("the reload panicked; see the log".into())));
         match &outcome {
             Ok(Reloaded { routes, models }) => {
+                self.applied.add(1);
                 let RouteChanges { added, changed, removed, unchanged } = routes;
                 tracing::info!(
                     ?added,
@@ -111,6 +120,7 @@ impl Reload {
                 );
             }
             Err(Refused::Config(why) | Refused::Restart(why) | Refused::Work(why)) => {
+                self.refused.add(1);
                 tracing::error!("configuration not reloaded, the server goes on as before: {why}");
             }
         }

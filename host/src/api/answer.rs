@@ -29,7 +29,7 @@ pub fn stop_reason(end: &End) -> Value {
     match &end.reason {
         Reason::StopString(text) => text.as_str().into(),
         Reason::StopToken(token) => (*token).into(),
-        Reason::EndOfSequence | Reason::Length => Value::Null,
+        Reason::EndOfSequence | Reason::Complete | Reason::Length => Value::Null,
     }
 }
 
@@ -106,20 +106,6 @@ impl Usage {
 
     pub fn cached_tokens(&self) -> u64 {
         self.cached_tokens
-    }
-
-    /// A line in the log for an answer that is complete.
-    pub fn log(&self, id: &str, route: &Route) {
-        tracing::info!(
-            id,
-            model = route.name,
-            prompt_tokens = self.prompt_tokens,
-            cached_tokens = self.cached_tokens,
-            completion_tokens = self.completion_tokens,
-            tokens_by_model = ?self.by_model,
-            handoffs = self.handoffs,
-            "answered"
-        );
     }
 
     pub fn to_json(&self) -> Value {

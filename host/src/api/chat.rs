@@ -29,10 +29,11 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
 
 async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let route = state.route(&mut fields)?;
-    let Asked { generation, streaming, return_routing, messages, template } =
+    let Asked { mut generation, streaming, return_routing, messages, template } =
         Asked::read(fields, &route, &state.warned)?;
     let prompt = state.text_work.chat(&route, messages, template).await?;
     let options = Options { default_max_tokens: None, return_signals: return_routing, prompt_field: "messages" };
+    state.constrain(&route, &mut generation).await?;
     let run = Run::start(&state, &route, vec![prompt], &generation, options).await?;
     let shape = Shape {
         id: random_id("chatcmpl-"),
@@ -42,6 +43,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
         include_usage: streaming.include_usage,
         route,
     };
+    run.named(&shape.id);
     if streaming.stream {
         let usage = Usage::new(run.prompt_tokens, generation.n);
         let encoder = ChatStream { usage, choices: run.choices, shape };
@@ -55,7 +57,6 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let choices: Vec<Value> = answers.iter().enumerate().map(|(index, answer)| shape.choice(index, answer)).collect();
     let mut body = shape.envelope("chat.completion", choices);
     body["usage"] = usage.to_json();
-    usage.log(&shape.id, &shape.route);
     Ok(json_response(StatusCode::OK, &body))
 }
 
@@ -267,7 +268,6 @@ impl Encoder for ChatStream {
     }
 
     fn close(&mut self) -> Vec<Value> {
-        self.usage.log(&self.shape.id, &self.shape.route);
         if !self.shape.include_usage {
             return Vec::new();
         }

@@ -25,6 +25,8 @@ pub enum Reason {
     EndOfSequence,
     StopToken(TokenId),
     StopString(String),
+    /// It has the form asked for, and nothing may follow.
+    Complete,
     Length,
 }
 
@@ -129,6 +131,7 @@ impl Choice {
                     let new = self.ledger.enter(start, tokens)?.to_vec();
                     for token in new {
                         if let Some(reason) = self.commit(token) {
+                            self.request.stopped();
                             return Ok(self.end(reason, self.changes_of_model()));
                         }
                     }
@@ -212,7 +215,7 @@ impl Choice {
     fn finish(&mut self, reason: FinishReason) -> Reason {
         let ended_by = match reason {
             FinishReason::Stop(token) => Some(token),
-            FinishReason::Length => None,
+            FinishReason::Complete | FinishReason::Length => None,
         };
         let last = self.last.take();
         let by_stop_token = ended_by.is_some_and(|token| self.ending.stop_tokens.contains(&token));
@@ -235,6 +238,7 @@ impl Choice {
             (Some(reason), _) => reason,
             (None, Some(token)) if by_stop_token => Reason::StopToken(token),
             (None, Some(_)) => Reason::EndOfSequence,
+            (None, None) if reason == FinishReason::Complete => Reason::Complete,
             (None, None) => Reason::Length,
         }
     }

@@ -30,13 +30,14 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
 
 async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let route = state.route(&mut fields)?;
-    let Asked { generation, streaming, return_routing, prompts } = Asked::read(fields, &route, &state.warned)?;
+    let Asked { mut generation, streaming, return_routing, prompts } = Asked::read(fields, &route, &state.warned)?;
     let prompts = state.text_work.prompts(&route, prompts, "prompt").await?;
     let options = Options {
         default_max_tokens: Some(DEFAULT_MAX_TOKENS),
         return_signals: return_routing,
         prompt_field: "prompt",
     };
+    state.constrain(&route, &mut generation).await?;
     let run = Run::start(&state, &route, prompts, &generation, options).await?;
     let shape = Shape {
         id: random_id("cmpl-"),
@@ -46,6 +47,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
         include_usage: streaming.include_usage,
         route,
     };
+    run.named(&shape.id);
     let mut usage = Usage::new(run.prompt_tokens, generation.n);
     if streaming.stream {
         return Ok(sse::respond(run, CompletionStream { usage, shape }, state.keep_alive));
@@ -57,7 +59,6 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let choices = answers.iter().enumerate().map(|(index, answer)| shape.choice(index, answer)).collect();
     let mut body = shape.envelope(choices);
     body["usage"] = usage.to_json();
-    usage.log(&shape.id, &shape.route);
     Ok(json_response(StatusCode::OK, &body))
 }
 
@@ -177,7 +178,6 @@ impl Encoder for CompletionStream {
     }
 
     fn close(&mut self) -> Vec<Value> {
-        self.usage.log(&self.shape.id, &self.shape.route);
         if !self.shape.include_usage {
             return Vec::new();
         }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::choice::ChoiceError;
 use super::http::json_response;
+use super::record::ErrorCode;
 use crate::engine::SubmitError;
 use crate::plain::plain;
 use crate::request::{ModelDown, RequestError, RouteDisabled};
@@ -122,6 +123,10 @@ impl From<ChoiceError> for ApiError {
             ChoiceError::Request(RequestError::NotFinite { .. }) => {
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, "not_finite", error.to_string())
             }
+            // Too costly, or a dead end: it is the form that was asked for.
+            ChoiceError::Request(RequestError::Constraint { .. }) => {
+                Self::new(StatusCode::BAD_REQUEST, "constraint_failed", error.to_string())
+            }
             // May hold what a panic said, which is for the log alone.
             ChoiceError::Request(RequestError::Policy { route, model, .. }) => {
                 tracing::error!(%error, "an answer failed");
@@ -137,6 +142,7 @@ impl From<ChoiceError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = json_response(self.status, &self.body());
+        response.extensions_mut().insert(ErrorCode(self.code));
         let headers = response.headers_mut();
         // A model that is down does not come back before a restart, nor a disabled route before a reload.
         let for_good = [MODEL_DOWN, ROUTE_DISABLED].contains(&self.code);

@@ -18,6 +18,7 @@ use super::reader::{Fields, Warned};
 use super::run::{Answer, Options, Run};
 use super::sse::{self, Encoder};
 use super::state::{AppState, Route};
+use super::structured;
 use super::unbuilt::{refuse_unbuilt, special_tokens};
 
 const NAMES: Names = Names { max_tokens: &["max_new_tokens"], min_tokens: "min_new_tokens" };
@@ -29,13 +30,16 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
 
 async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let route = state.route(&mut fields)?;
-    let Asked { generation, stream, return_routing, id, field, prompts } = Asked::read(fields, &route, &state.warned)?;
+    let Asked { mut generation, stream, return_routing, id, field, prompts } =
+        Asked::read(fields, &route, &state.warned)?;
     let batch = prompts.batch || generation.n > 1;
     let prompts = state.text_work.prompts(&route, prompts, field).await?;
     let prompt_lengths = prompts.iter().flat_map(|p| std::iter::repeat_n(p.len(), generation.n)).collect();
     let options =
         Options { default_max_tokens: Some(DEFAULT_MAX_TOKENS), return_signals: return_routing, prompt_field: field };
+    state.constrain(&route, &mut generation).await?;
     let run = Run::start(&state, &route, prompts, &generation, options).await?;
+    run.named(&id);
     let shape = Shape { id, route, prompt_lengths, batch, return_routing };
     if stream {
         let answers = vec![Answer::default(); run.choices];
@@ -67,6 +71,7 @@ impl Asked {
         };
         refuse_unbuilt(&mut sampling)?;
         let mut generation = Generation::read(&mut sampling, NAMES, &route.defaults, route.vocab)?;
+        generation.form = structured::only(structured::read(&mut fields)?, generation.form)?;
         generation.cache_salt = cache_salt(&mut fields)?.or(generation.cache_salt);
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let return_routing = fields.boolean("return_routing")?.unwrap_or(false);
@@ -117,6 +122,7 @@ fn finish(end: &End, ids: &[u32], length: usize) -> Value {
         Reason::Length => json!({"type": "length", "length": length}),
         Reason::StopString(text) => json!({"type": "stop", "matched": text}),
         Reason::StopToken(token) => json!({"type": "stop", "matched": token}),
+        Reason::Complete => json!({"type": "stop", "matched": null}),
         Reason::EndOfSequence => json!({"type": "stop", "matched": ids.last()}),
     }
 }

@@ -1,4 +1,4 @@
-//! HTTP apart from the endpoints: bodies in and out, request ids, unknown paths.
+//! HTTP apart from the endpoints: bodies in and out, unknown paths.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -6,21 +6,17 @@ use std::time::Duration;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
-use axum::middleware::Next;
 use axum::response::Response;
 use http_body_util::BodyExt;
 use serde_json::Value;
 
 use super::error::ApiError;
-use super::front::Client;
 
 /// Longest wait for the next part of a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Longest time that a refused body is still taken.
 const DISCARD_TIME: Duration = Duration::from_secs(5);
-
-const REQUEST_ID: &str = "x-request-id";
 
 pub fn json_response(status: StatusCode, body: &Value) -> Response {
     let mut response = Response::new(Body::from(body.to_string()));
@@ -131,27 +127,6 @@ pub fn percent_decoded(text: &str) -> String {
         rest = if decoded.is_some() { &after[2..] } else { after };
     }
     String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// Echo `X-Request-Id`, or make one, and log the request with it.
-pub async fn with_request_id(request: Request, next: Next) -> Response {
-    let usable = |value: &&HeaderValue| value.len() <= 128 && value.to_str().is_ok_and(|text| !text.is_empty());
-    let given = request.headers().get(REQUEST_ID).filter(usable).cloned();
-    let id = given.or_else(|| HeaderValue::from_str(&random_id("req-")).ok());
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let mut response = next.run(request).await;
-    if let Some(id) = id {
-        let status = response.status().as_u16();
-        // Probes come all the time.
-        if matches!(path.as_str(), "/health" | "/ready" | "/metrics" | "/metrics/steps") {
-            tracing::debug!(request_id = ?id, %method, path, status, "request");
-        } else {
-            let client = response.extensions().get::<Client>().map(tracing::field::display);
-            tracing::info!(request_id = ?id, client, %method, path, status, "request");
-        }
-        response.headers_mut().insert(REQUEST_ID, id);
-    }
-    response
 }
 
 /// 64 bits that differ between calls and processes: the standard library's hasher keys are random.

@@ -6,6 +6,7 @@ mod answer;
 mod chat;
 mod choice;
 mod completions;
+mod counts;
 mod error;
 mod front;
 #[cfg(any(test, fuzzing))]
@@ -19,10 +20,13 @@ mod params;
 mod prometheus;
 mod prompts;
 mod reader;
+mod record;
 mod run;
+mod seen;
 mod serve;
 mod sse;
 mod state;
+mod structured;
 #[cfg(test)]
 mod tests;
 mod tokenise;
@@ -54,7 +58,7 @@ pub fn admin_router(state: Arc<AppState>) -> Router {
         .layer(axum::Extension(admin::OwnAddress))
         .fallback(http::no_such_path)
         .method_not_allowed_fallback(http::method_not_allowed)
-        .layer(axum::middleware::from_fn(http::with_request_id))
+        .layer(axum::middleware::from_fn_with_state(state.clone(), record::every_request))
         .with_state(state)
 }
 
@@ -79,5 +83,5 @@ pub fn router(state: Arc<AppState>) -> Router {
         Some(cors) => endpoints.layer(cors.layer()),
         None => endpoints,
     };
-    endpoints.layer(axum::middleware::from_fn(http::with_request_id)).with_state(state)
+    endpoints.layer(axum::middleware::from_fn_with_state(state.clone(), record::every_request)).with_state(state)
 }

@@ -9,6 +9,8 @@ use tokenrouter_plugin_api::random::philox;
 use super::error::ApiError;
 use super::http::random_u64;
 use super::reader::{Fields, real, shown, whole};
+use super::structured::{self, Wanted};
+use crate::constraint::Constraint;
 use crate::request::{SamplingParams, TokenId};
 use crate::text::TextError;
 
@@ -109,6 +111,8 @@ pub struct Generation {
     pub n: usize,
     pub stops: Vec<String>,
     pub include_stop: bool,
+    /// What the answer must look like, until it is compiled.
+    pub form: Option<Wanted>,
     /// K/V is shared only with requests that have the same salt, or none as well.
     pub cache_salt: Option<Arc<str>>,
     /// `None`: each prompt has a random one.
@@ -152,6 +156,7 @@ impl Generation {
             min_tokens,
             ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
             stop_token_ids: stop_token_ids(fields, vocab)?,
+            constraint: None,
         };
         Ok(Self {
             sampling,
@@ -159,6 +164,7 @@ impl Generation {
             n: fields.integer("n", 1..=MAX_N)?.unwrap_or(1) as usize,
             stops: stops(fields)?,
             include_stop: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
+            form: structured::read(fields)?,
             cache_salt: cache_salt(fields)?,
             seed,
         })
@@ -172,7 +178,8 @@ impl Generation {
     /// Sampling parameters of choice number `choice` of a prompt with `seed`: choice 0 has the seed itself,
     /// the others ones derived from it.
     pub fn sampling_of(&self, seed: u64, choice: usize) -> SamplingParams {
-        let mut sampling = SamplingParams { seed, ..self.sampling.clone() };
+        let constraint = self.sampling.constraint.as_ref().map(Constraint::again);
+        let mut sampling = SamplingParams { seed, constraint, ..self.sampling.clone() };
         if choice > 0 {
             let (low, high) = (sampling.seed as u32, (sampling.seed >> 32) as u32);
             let bits = philox([low, high], [choice as u32, 0, 0, 0]);
@@ -307,7 +314,7 @@ mod tests {
             ("cache_salt", json!(1)),
             ("cache_salt", json!("x".repeat(257))),
             ("tools", json!([{}])),
-            ("response_format", json!({"type": "json_object"})),
+            ("stop_regex", json!("a")),
             ("best_of", json!(2)),
             ("echo", json!(true)),
         ];

@@ -9,6 +9,7 @@ use super::choice::{Choice, ChoiceError, End, Ending, Entry, Piece};
 use super::error::ApiError;
 use super::front::{Deadline, Slot};
 use super::params::Generation;
+use super::seen::Seen;
 use super::state::{AppState, Route};
 use crate::request::{NewRequest, TokenId};
 
@@ -34,6 +35,7 @@ pub struct Run {
     /// Tokens of the prompts, each counted once.
     pub prompt_tokens: usize,
     deadline: Option<Deadline>,
+    seen: Seen,
 }
 
 /// A complete answer.
@@ -68,6 +70,7 @@ impl Run {
             include_stop: generation.include_stop,
             min_tokens: generation.sampling.min_tokens,
         };
+        let mut seen = Seen::new(prompt_tokens, generation.n, route);
         let (slots, deadline) = state.enter(choices, prompt_tokens).await?;
         let mut running = Vec::with_capacity(choices);
         for prompt in prompts {
@@ -85,6 +88,7 @@ impl Run {
                     cache_salt: generation.cache_salt.clone(),
                 };
                 let stream = state.engine.submit(request).map_err(|e| ApiError::refused(&e, options.prompt_field))?;
+                seen.submitted(&stream);
                 running.push(Choice::new(stream, Arc::clone(&route.text), ending.clone()));
             }
         }
@@ -92,7 +96,22 @@ impl Run {
         for (index, (choice, slot)) in running.into_iter().zip(slots).enumerate() {
             tokio::spawn(follow(index, choice, sender.clone(), slot));
         }
-        Ok(Self { pieces, choices, prompt_tokens, deadline })
+        Ok(Self { pieces, choices, prompt_tokens, seen, deadline })
+    }
+
+    /// The answer has this `id`.
+    pub fn named(&self, id: &str) {
+        self.seen.enter(|facts| facts.answer = Some(id.to_owned()));
+    }
+
+    /// It is answered piece by piece.
+    pub fn streams(&self) {
+        self.seen.enter(|facts| facts.stream = true);
+    }
+
+    /// It is broken off with this error.
+    pub fn failed(&self, code: &'static str) {
+        self.seen.enter(|facts| facts.error = Some(code));
     }
 
     /// The next piece of any choice; `None` after the last one.
@@ -103,7 +122,11 @@ impl Run {
         {
             return Poll::Ready(Some((0, Err(ChoiceError::Deadline(error)))));
         }
-        self.pieces.poll_recv(cx)
+        let piece = std::task::ready!(self.pieces.poll_recv(cx));
+        if let Some((index, Ok(piece))) = &piece {
+            self.seen.piece(*index, piece);
+        }
+        Poll::Ready(piece)
     }
 
     /// All answers, in the order of the choices.

@@ -8,11 +8,14 @@ use axum::http::StatusCode;
 
 use super::admin::{Access, Reload};
 use super::admission::Admissions;
+use super::counts::ApiCounts;
 use super::error::ApiError;
 use super::front::Front;
 use super::params::SamplingDefaults;
 use super::reader::{Fields, Warned};
+use super::record::Record;
 use super::tokenise::TextWork;
+use crate::constraint::Compiler;
 use crate::engine::{Engine, ServedRoute};
 use crate::request::TokenId;
 use crate::runner::{ModelInfo, PAGE_TOKENS};
@@ -37,12 +40,15 @@ pub struct AppState {
     pub front: Front,
     /// What `POST /admin/reload` does.
     pub reload: Option<Arc<Reload>>,
+    /// Of the HTTP interface.
+    pub counts: ApiCounts,
     pub(super) started: u64,
     pub(super) warned: Warned,
     pub(super) admissions: Admissions,
     pub(super) text_work: TextWork,
     /// `/ready` says no.
     leaving: AtomicBool,
+    pub(super) compiler: Compiler,
 }
 
 impl AppState {
@@ -58,11 +64,13 @@ impl AppState {
             access: Access::default(),
             front: Front::default(),
             reload: None,
+            counts: ApiCounts::default(),
             started: unix_time(),
             warned: Warned::default(),
             admissions: Admissions::default(),
             text_work: TextWork::default(),
             leaving: AtomicBool::new(false),
+            compiler: Compiler::default(),
         }
     }
 
@@ -94,6 +102,7 @@ impl AppState {
             }
         };
         let route = routes.named(&name).ok_or_else(|| unknown_model(&name))?;
+        Record::note(|facts| (facts.model, facts.policy) = (Some(name.clone()), route.policy.clone()));
         if let Some(disabled) = route.disabled() {
             return Err(ApiError::route_disabled(disabled));
         }

@@ -4,19 +4,16 @@
 use serde_json::Value;
 
 use super::error::ApiError;
-use super::reader::{Fields, nothing, real};
+use super::reader::{Fields, real};
 use super::state::Route;
+use super::structured::{self, off};
 
 /// Fields with the value that asks for nothing, and what to do instead.
 type Refused = (&'static [&'static str], fn(&Value) -> bool, &'static str);
 
 const REFUSED: &[Refused] = &[
-    (
-        &["regex", "json_schema", "grammar", "ebnf", "structural_tag", "structured_outputs", "stop_regex"],
-        off,
-        "leave it out, and ask for the form in the prompt",
-    ),
-    (&["response_format"], is_text, "ask for the format in the prompt"),
+    (&["structural_tag"], off, "ask with `json_schema`, or with a grammar in `grammar`"),
+    (&["stop_regex"], off, "give strings in `stop`, or the form of the whole answer in `regex`"),
     (&["tools", "functions"], off, "leave it out"),
     (&["tool_choice", "function_call"], no_call, "leave it out"),
     (&["modalities"], text_alone, "answers are text; leave it out"),
@@ -62,8 +59,9 @@ pub fn refuse_unbuilt(fields: &mut Fields) -> Result<(), ApiError> {
             fields.refuse(name, *neutral, remedy)?;
         }
     }
-    for name in fields.names_with_prefix("guided_") {
-        fields.refuse(&name, off, "leave it out, and ask for the form in the prompt")?;
+    let unread = |name: &String| !structured::FIELDS.iter().any(|(read, _)| read == name);
+    for name in fields.names_with_prefix("guided_").into_iter().filter(unread) {
+        fields.refuse(&name, off, "leave it out, or ask with `guided_json`, `guided_regex` or the like")?;
     }
     for name in WITHOUT_EFFECT {
         fields.take(name);
@@ -82,11 +80,6 @@ pub fn special_tokens(fields: &mut Fields, route: &Route, added: bool, is_text: 
     Ok(())
 }
 
-/// False, 0, "" and []. An empty object is a value like any other: an empty schema still asks for JSON.
-fn off(value: &Value) -> bool {
-    nothing(value) && !value.is_object()
-}
-
 fn unset(value: &Value) -> bool {
     value == &Value::Bool(false)
 }
@@ -97,10 +90,6 @@ fn on(value: &Value) -> bool {
 
 fn one(value: &Value) -> bool {
     real(value) == Some(1.0)
-}
-
-fn is_text(value: &Value) -> bool {
-    off(value) || value.get("type").and_then(Value::as_str) == Some("text")
 }
 
 fn no_call(value: &Value) -> bool {
@@ -136,14 +125,11 @@ mod tests {
 
     #[test]
     fn what_would_change_the_answer() {
-        for field in ["guided_json", "guided_anything", "json_schema", "structured_outputs", "audio"] {
+        for field in ["guided_anything", "structural_tag", "audio"] {
             assert!(refused(field, json!({})), "{field}: an empty object asks for something");
         }
         for (field, value) in [
-            ("regex", json!("a+")),
-            ("ebnf", json!("x")),
-            ("grammar", json!("x")),
-            ("guided_choice", json!(["a"])),
+            ("guided_whitespace_pattern", json!(" ")),
             ("stop_regex", json!("a")),
             ("function_call", json!({"name": "f"})),
             ("functions", json!([{}])),
@@ -161,8 +147,6 @@ mod tests {
             ("suffix", json!("x")),
             ("best_of", json!(2)),
             ("prompt_logprobs", json!(0)),
-            ("response_format", json!({"type": "json_object"})),
-            ("response_format", json!({})),
             ("skip_special_tokens", json!(false)),
         ] {
             assert!(refused(field, value.clone()), "{field}: {value}");
@@ -171,13 +155,12 @@ mod tests {
 
     #[test]
     fn what_asks_for_nothing() {
-        let listed = REFUSED.iter().flat_map(|(names, ..)| *names).chain(&["guided_json"]);
+        let listed = REFUSED.iter().flat_map(|(names, ..)| *names).chain(&["guided_anything"]);
         for field in listed {
             assert!(!refused(field, Value::Null), "{field}");
         }
         for (field, value) in [
-            ("regex", json!("")),
-            ("guided_choice", json!([])),
+            ("guided_decoding_backend", json!("")),
             ("tools", json!([])),
             ("tool_choice", json!("none")),
             ("function_call", json!("auto")),
@@ -188,7 +171,6 @@ mod tests {
             ("echo", json!(false)),
             ("best_of", json!(1)),
             ("prompt_logprobs", json!(false)),
-            ("response_format", json!({"type": "text"})),
             ("skip_special_tokens", json!(true)),
         ] {
             assert!(!refused(field, value.clone()), "{field}: {value}");

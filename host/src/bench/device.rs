@@ -84,6 +84,7 @@ impl Made {
                 prompt_len: context.len(),
                 masked: &[],
                 nets: &[],
+                allowed: &[],
             }
         };
         let scalars = SignalSet::ENTROPY

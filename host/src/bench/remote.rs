@@ -130,6 +130,7 @@ mod tests {
             prompt_len: 2,
             masked: &[9],
             nets: &[],
+            allowed: &[],
         };
         let body = body("small", &rows, true);
         assert_eq!((&body["input_ids"], &body["return_routing"]), (&json!([1, 2, 3]), &json!(true)));

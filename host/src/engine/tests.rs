@@ -1,5 +1,6 @@
 //! Engines on simulated models that break.
 
+mod constrained;
 mod reload;
 mod schedules;
 

@@ -3,7 +3,7 @@
 mod ledger;
 mod sampling;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 pub use ledger::{Ledger, LedgerError};
@@ -56,13 +56,30 @@ pub struct NewRequest {
     pub cache_salt: Option<Arc<str>>,
 }
 
-/// A request as the sub-servers know it; shared, never changed.
+/// A request as the sub-servers know it; shared, never changed but for the moment that it begins.
 #[derive(Clone, Debug)]
 pub struct RequestSpec {
     /// Id given by the engine.
     pub id: RequestId,
     /// What the client asked for.
     pub new: NewRequest,
+    began: OnceLock<Instant>,
+}
+
+impl RequestSpec {
+    pub fn new(id: RequestId, new: NewRequest) -> Self {
+        Self { id, new, began: OnceLock::new() }
+    }
+
+    /// When the first step that computed something of it began; `None` while it waits for that.
+    pub fn began(&self) -> Option<Instant> {
+        self.began.get().copied()
+    }
+
+    /// Its first step began at `at`. Only the first call counts.
+    pub fn begin(&self, at: Instant) {
+        let _ = self.began.set(at);
+    }
 }
 
 /// One committed token.
@@ -74,6 +91,8 @@ pub struct Committed {
     pub model: ModelId,
     /// Whether it is an end token of that model.
     pub eos: bool,
+    /// The answer has the form asked for with it, and nothing may follow.
+    pub complete: bool,
     /// Natural logarithm of its probability under the model's raw distribution; NaN for a token that a
     /// policy put in place of the model's own.
     pub logprob: f32,
@@ -88,6 +107,8 @@ pub struct Committed {
 pub enum FinishReason {
     /// The token that ended it was committed as the last one.
     Stop(TokenId),
+    /// The answer has the form asked for, and nothing may follow.
+    Complete,
     /// The token limit was reached.
     Length,
 }
@@ -135,6 +156,9 @@ pub enum RequestError {
         "model `{model}` has no token to sample at position {position}: its logits are not finite, or none is allowed"
     )]
     NotFinite { model: String, position: usize },
+    /// The answer cannot be continued in the form asked for.
+    #[error("model `{model}` cannot continue the answer in the form asked for at position {position}: {message}")]
+    Constraint { model: String, position: usize, message: String },
     /// A policy failed and the route says `on_error = "fail_request"`.
     #[error("policy of route `{route}` failed at model `{model}`: {message}")]
     Policy { route: String, model: String, message: String },

@@ -1,6 +1,7 @@
 //! How tokens are drawn. Whoever makes [`SamplingParams`] keeps to the ranges given here.
 
 use super::TokenId;
+use crate::constraint::Constraint;
 
 /// Sampling parameters of one request.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +32,9 @@ pub struct SamplingParams {
     pub ignore_eos: bool,
     /// Further tokens that end the request.
     pub stop_token_ids: Vec<TokenId>,
+    /// The form that the answer must have. End tokens come only where it is complete or may be, whatever
+    /// `min_tokens` and `ignore_eos` say of them: those hold where something else may follow as well.
+    pub constraint: Option<Constraint>,
 }
 
 /// Bound of [`SamplingParams::top_logprobs`].
@@ -52,6 +56,7 @@ impl Default for SamplingParams {
             min_tokens: 0,
             ignore_eos: false,
             stop_token_ids: Vec::new(),
+            constraint: None,
         }
     }
 }

@@ -15,6 +15,7 @@ pub(crate) mod weights;
 use check::check;
 pub use signals::{Columns, Gathered, NetScores, SignalRequest};
 
+use crate::constraint::mask_words;
 use crate::request::{SamplingParams, TokenId};
 use net::{MakeReady, Net, NetId, ReadyNet};
 
@@ -68,6 +69,18 @@ pub struct Rows<'a> {
     pub masked: &'a [TokenId],
     /// Nets to evaluate at the sampled rows. The same in every forward of a sequence.
     pub nets: &'a [NetId],
+    /// For each sampled row, which tokens may be drawn there, as bits ([`mask_words`] words a row): all others are
+    /// left out of the draw, but out of no signal and no log-probability. `min_tokens` is in it already. Empty: all
+    /// may be drawn.
+    pub allowed: &'a [u32],
+}
+
+impl<'a> Rows<'a> {
+    /// The tokens that may be drawn at sampled row number `index`, for a model with `vocab_size` logits.
+    pub fn allowed_at(&self, index: usize, vocab_size: usize) -> &'a [u32] {
+        let words = mask_words(vocab_size);
+        self.allowed.get(index * words..(index + 1) * words).unwrap_or_default()
+    }
 }
 
 /// One forward: the rows of all sequences, computed together.

@@ -1,12 +1,13 @@
 //! From a row of raw logits to a candidate and signals. Every runner that has logits on the host uses it.
 //!
 //! Order: masked tokens leave the distribution; signals and log-probabilities are taken; then bias,
-//! penalties and `min_tokens`; then greedy, or temperature, min-p, top-k, top-p and one draw.
+//! penalties, and `min_tokens` or the tokens allowed; then greedy, or temperature, min-p, top-k, top-p and one draw.
 
 use tokenrouter_kernels::{self as kernels, Distribution};
 use tokenrouter_plugin_api::{SignalSet, random};
 
 use super::{Columns, Sample, SignalRequest};
+use crate::constraint::allows;
 use crate::request::{ModelId, SamplingParams, TokenId};
 
 /// Below this, temperature is greedy.
@@ -26,6 +27,8 @@ pub struct Row<'a> {
     pub params: &'a SamplingParams,
     /// Tokens left out of every distribution.
     pub masked: &'a [TokenId],
+    /// Tokens that may be drawn, as bits; empty: all. With it `min_tokens` has no effect: it is in the bits.
+    pub allowed: &'a [u32],
 }
 
 /// Samples for one model. Keeps nothing between calls but work memory.
@@ -95,7 +98,7 @@ impl Sampler {
         token
     }
 
-    /// Bias, penalties and `min_tokens`.
+    /// Bias, penalties, and `min_tokens` or the tokens allowed.
     fn adjust(&mut self, logits: &mut [f32], row: &Row<'_>) {
         let params = row.params;
         for &(id, bias) in &params.logit_bias {
@@ -131,7 +134,13 @@ impl Sampler {
                 }
             }
         }
-        if row.generated() < params.min_tokens as usize {
+        if !row.allowed.is_empty() {
+            for (id, logit) in logits.iter_mut().enumerate() {
+                if !allows(row.allowed, id as TokenId) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        } else if row.generated() < params.min_tokens as usize {
             for &id in self.eos.iter().chain(&params.stop_token_ids) {
                 if let Some(logit) = logits.get_mut(id as usize) {
                     *logit = f32::NEG_INFINITY;
@@ -197,13 +206,18 @@ impl Row<'_> {
     }
 }
 
-pub(super) fn needs_adjusting(row: &Row<'_>) -> bool {
+fn needs_adjusting(row: &Row<'_>) -> bool {
+    !row.allowed.is_empty() || changes_logits(row)
+}
+
+/// Whether a finite logit does not stay as it is.
+pub(super) fn changes_logits(row: &Row<'_>) -> bool {
     let params = row.params;
     !params.logit_bias.is_empty()
         || params.repetition_penalty != 1.0
         || params.presence_penalty != 0.0
         || params.frequency_penalty != 0.0
-        || row.generated() < params.min_tokens as usize
+        || (row.allowed.is_empty() && row.generated() < params.min_tokens as usize)
 }
 
 impl Columns {

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use super::{Columns, ModelInfo, PAGE_TOKENS, RowBatch, RowOutputs, Rows, Runner, RunnerError, Sample, SignalRequest};
+use crate::constraint::allows;
 use crate::request::TokenId;
 
 /// Time of a step by its requests and rows.
@@ -118,6 +119,16 @@ impl SimulatedRunner {
     }
 }
 
+/// One of the tokens that `allowed` allows; of all, where it is empty.
+fn choose(hash: u64, vocab_size: u32, allowed: &[u32]) -> TokenId {
+    let possible = allowed.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+    if possible == 0 {
+        return (hash % u64::from(vocab_size)) as TokenId;
+    }
+    let mut tokens = (0..vocab_size).filter(|&token| allows(allowed, token));
+    tokens.nth((hash % possible) as usize).unwrap_or_default()
+}
+
 /// A number in [0, 1).
 fn value(hash: u64) -> f32 {
     (hash >> 40) as f32 / (1u64 << 24) as f32
@@ -160,9 +171,9 @@ impl Runner for SimulatedRunner {
             }
         }
         for rows in &batch.sequences {
-            for last in rows.end - rows.sampled..rows.end {
-                let hash = self.read(rows, last)?;
-                let token = (hash % u64::from(self.info.vocab_size)) as TokenId;
+            for index in 0..rows.sampled {
+                let hash = self.read(rows, rows.end - rows.sampled + index)?;
+                let token = choose(hash, self.info.vocab_size, rows.allowed_at(index, self.info.vocab_size as usize));
                 out.samples.push(Sample { token, logprob: -1.0, top_logprobs: Vec::new(), finite: true });
                 fill(&mut out.signals, &batch.signals, hash);
                 out.hidden.extend(batch.hidden.then(|| value(hash)));
@@ -192,6 +203,7 @@ mod tests {
                 prompt_len: 4,
                 masked: &[],
                 nets: &[],
+                allowed: &[],
             };
             runner.forward(&RowBatch { sequences: vec![rows], ..Default::default() }).map(|o| o.samples[0].token)
         };

@@ -7,7 +7,9 @@
 mod attachment;
 mod attachments;
 mod by_id;
+mod constrained;
 pub mod coordinator;
+pub mod counts;
 mod failures;
 pub mod gate;
 mod handoff;
@@ -30,6 +32,7 @@ pub mod worker;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use attachment::Attachment;
 use attachments::Attachments;
@@ -107,6 +110,8 @@ pub struct SubServer {
     limits: Limits,
     tombstones: Tombstones,
     effects: Vec<Effect>,
+    /// Requests whose first step the last one was.
+    begun: Vec<Arc<RequestSpec>>,
     counters: Counters,
     resolve: Resolve,
     observer: Option<Arc<dyn Observer>>,
@@ -131,6 +136,7 @@ impl SubServer {
             limits,
             tombstones: Tombstones::new(TOMBSTONES),
             effects: Vec::new(),
+            begun: Vec::new(),
             counters: Counters::default(),
             resolve: resolve::resolve,
             observer: None,
@@ -208,6 +214,11 @@ impl SubServer {
     /// sub-server meanwhile.
     pub fn exchange_effects(&mut self, empty: Vec<Effect>) -> Vec<Effect> {
         std::mem::replace(&mut self.effects, empty)
+    }
+
+    /// Requests of which the last step was the first that computed something, at any model.
+    pub fn begun(&mut self) -> std::vec::Drain<'_, Arc<RequestSpec>> {
+        self.begun.drain(..)
     }
 
     /// Take one message.
@@ -336,6 +347,7 @@ impl SubServer {
                         handoffs: replica.handoffs,
                         idle_handoffs: 0,
                         spec: None,
+                        sent: Duration::ZERO,
                     })));
                 }
             }

@@ -1,6 +1,7 @@
 //! One model's copy of a request.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokenrouter_plugin_api::{ModelIndex, RequestView, Slot};
 
@@ -8,6 +9,7 @@ use super::message::{PeerReq, Status};
 use super::pages::{Pages, pages_for};
 use super::plan::Ready;
 use super::resolve::Ends;
+use crate::constraint::{Constraint, Matcher};
 use crate::request::{Committed, ModelId, RequestSpec, TokenId};
 use crate::runner::PAGE_TOKENS;
 
@@ -62,6 +64,8 @@ pub struct Replica {
     /// Who handed over for this visit.
     pub came_from: Option<ModelIndex>,
     pub budget: Option<u32>,
+    /// How far the answer has come in the form asked for. Behind some of its tokens: it follows when it is asked.
+    pub matcher: Option<Matcher>,
     pub sent: Option<Sent>,
     /// The message that brought the request here: the next one takes its place in memory.
     pub spent: Option<Box<PeerReq>>,
@@ -71,6 +75,7 @@ impl Replica {
     /// A replica that knows the prompt at most.
     pub fn new(spec: Arc<RequestSpec>, slot: Option<Slot>, tokens: Vec<TokenId>, pages: Pages, models: usize) -> Self {
         Self {
+            matcher: spec.new.sampling.constraint.as_ref().map(Constraint::matcher),
             spec,
             slot,
             committed: tokens.len(),
@@ -104,7 +109,9 @@ impl Replica {
 
     pub fn ends(&self) -> Ends<'_> {
         let sampling = &self.spec.new.sampling;
-        Ends { stop: &sampling.stop_token_ids, ignore_eos: sampling.ignore_eos }
+        // In an answer of a form an end token comes early only where nothing else may follow.
+        let ignore_eos = sampling.ignore_eos && self.matcher.is_none();
+        Ends { stop: &sampling.stop_token_ids, ignore_eos }
     }
 
     /// Replace everything from token `from` on by `commit`, committed, and `provisional`. K/V is kept as
@@ -219,6 +226,7 @@ impl Replica {
             handoffs: self.handoffs,
             idle_handoffs: self.idle_handoffs,
             spec: with_spec.then(|| self.spec.clone()),
+            sent: Duration::ZERO,
         };
         match spent {
             Some(mut spent) => {
@@ -252,7 +260,7 @@ mod tests {
         let sampling = SamplingParams::greedy();
         let (route, tokens) = (RouteId(0), prompt.clone());
         let new = NewRequest { route, prompt, max_tokens: 99, sampling, return_signals: false, cache_salt: None };
-        let spec = Arc::new(RequestSpec { id: 1, new });
+        let spec = Arc::new(RequestSpec::new(1, new));
         let mut replica = Replica::new(spec, None, tokens, pool.pages(Some(Root::default())), 1);
         assert!(replica.pages.grow_to(pages_for(kv_len)));
         replica.kv_len = kv_len;
@@ -272,6 +280,7 @@ mod tests {
             token,
             model: ModelId(0),
             eos: false,
+            complete: false,
             logprob: 0.0,
             top_logprobs: Vec::new(),
             signals: None,

@@ -167,7 +167,7 @@ impl Tokenizer {
     }
 
     /// The bytes that `id` adds to a text: none for special tokens and unknown ids.
-    pub(super) fn text_bytes(&self, id: TokenId) -> &[u8] {
+    pub(crate) fn text_bytes(&self, id: TokenId) -> &[u8] {
         match self.kinds.get(id as usize) {
             Some(Kind::Text) => self.bytes(id).unwrap_or_default(),
             _ => &[],

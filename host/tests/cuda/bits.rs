@@ -185,6 +185,7 @@ impl Others {
             prompt_len: 1,
             masked: &[],
             nets: &[],
+            allowed: &[],
         }
     }
 }

@@ -140,6 +140,7 @@ impl Poisoned {
             prompt_len: 1,
             masked: &[],
             nets: &self.nets,
+            allowed: &[],
         };
         let signals = SignalRequest {
             scalars: SignalSet::ALL,

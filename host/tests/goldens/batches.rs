@@ -19,6 +19,7 @@ fn inconsistent_batches() {
         prompt_len: 40,
         masked: &[],
         nets: &[],
+        allowed: &[],
     };
     let cases = [
         (Rows { start: 40, ..good }, "rows 40..40"),
@@ -28,6 +29,7 @@ fn inconsistent_batches() {
         (Rows { pages: &[2, 0], ..good }, "2 pages, but 40 positions need 3"),
         (Rows { pages: &[2, 0, 4], ..good }, "page 4 of a pool of 4"),
         (Rows { context: &[256; 40], ..good }, "token 256 of a vocabulary of 256"),
+        (Rows { allowed: &[7; 9], ..good }, "masks of 9 words, but 1 sampled rows need 8"),
         (Rows { context: &long, start: 599, end: 600, ..good }, "position 599 of a context of 512"),
     ];
     for (rows, message) in cases {

@@ -63,6 +63,7 @@ impl Sequence {
             prompt_len: self.prompt_len,
             masked: &self.masked,
             nets: &[],
+            allowed: &[],
         }
     }
 }

@@ -1,6 +1,5 @@
 //! What was refused or broken off at the door.
 
-use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,21 +41,9 @@ impl Counters {
         self.0[refusal as usize].load(Ordering::Relaxed)
     }
 
-    /// In the text format of Prometheus.
-    pub fn write(&self, text: &mut String, connections: usize, queued: usize) {
-        // Writing to a string cannot fail.
-        let _ = write!(
-            text,
-            "# HELP tokenrouter_connections Open connections.\n# TYPE tokenrouter_connections gauge\n\
-             tokenrouter_connections {connections}\n\
-             # HELP tokenrouter_queued_requests Requests that wait for their turn.\n\
-             # TYPE tokenrouter_queued_requests gauge\ntokenrouter_queued_requests {queued}\n\
-             # HELP tokenrouter_refused_total Requests and connections refused or broken off, by reason.\n\
-             # TYPE tokenrouter_refused_total counter\n"
-        );
-        for (refusal, reason) in ALL {
-            let _ = writeln!(text, "tokenrouter_refused_total{{reason=\"{reason}\"}} {}", self.get(refusal));
-        }
+    /// Each reason with its count.
+    pub fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        ALL.into_iter().map(|(refusal, reason)| (reason, self.get(refusal)))
     }
 }
 
@@ -71,12 +58,7 @@ mod tests {
         }
         let counters = Counters::default();
         counters.add(Refusal::Stalled);
-        let mut text = String::new();
-        counters.write(&mut text, 3, 0);
-        assert!(text.contains("tokenrouter_connections 3\n"), "{text}");
-        assert!(
-            text.contains("{reason=\"stalled_reader\"} 1\n") && text.contains("{reason=\"deadline\"} 0\n"),
-            "{text}"
-        );
+        let counted: Vec<_> = counters.by_reason().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(counted, [("stalled_reader", 1)]);
     }
 }

@@ -130,10 +130,9 @@ impl Front {
         })
     }
 
-    /// In the text format of Prometheus.
-    pub(super) fn write_metrics(&self, text: &mut String) {
-        let queued = self.waiting.get().map_or(0, |waiting| waiting.queued());
-        self.counters.write(text, self.seats.taken(), queued);
+    /// Requests that wait for their turn.
+    pub(super) fn queued(&self) -> usize {
+        self.waiting.get().map_or(0, |waiting| waiting.queued())
     }
 }
 

@@ -220,3 +220,16 @@ pub fn chat() -> Value {
 pub fn completion() -> Value {
     json!({"model": "pair", "prompt": "Hi", "max_tokens": 200})
 }
+
+/// Samples of GET /metrics, by name and labels as written.
+pub async fn scrape(server: &Server) -> std::collections::BTreeMap<String, f64> {
+    let response = server.send(Request::get("/metrics").body(Body::empty()).unwrap()).await;
+    assert_eq!(response.headers()["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+    let text = text_of(response).await;
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let sample = |line: &str| {
+        let (name, value) = line.rsplit_once(' ').unwrap();
+        (name.to_owned(), value.parse().unwrap_or_else(|_| panic!("{line}")))
+    };
+    lines.map(sample).collect()
+}

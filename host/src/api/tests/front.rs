@@ -320,7 +320,7 @@ async fn requests_wait_for_their_turn() {
 
 #[tokio::test]
 async fn answers_that_take_too_long() {
-    let mut server = limited(Limits { request_timeout: Some(Duration::from_millis(60)), ..Limits::default() });
+    let server = limited(Limits { request_timeout: Some(Duration::from_millis(60)), ..Limits::default() });
     let mut body = chat();
     (body["ignore_eos"], body["max_tokens"]) = (true.into(), 200.into());
     let (status, answer) = server.json("/v1/chat/completions", body.clone()).await;

@@ -8,6 +8,8 @@ mod down;
 mod errors;
 mod fixture;
 mod front;
+mod lines;
 mod metrics;
+mod scrape;
 mod streams;
 mod tls;

@@ -232,7 +232,9 @@ impl Manifest {
             let given = table.get(&setting.name).map(|value| number(value).ok_or(value));
             match given {
                 Some(Ok(number)) => Ok(number),
-                Some(Err(value)) => Err(format!("settings/{} = {value}: give a finite number", setting.name)),
+                Some(Err(value)) => {
+                    Err(format!("settings/{} = {}: give a finite number", setting.name, plain(&value.to_string())))
+                }
                 None => setting.default.ok_or_else(|| format!("settings/{}: required but missing", setting.name)),
             }
         };
@@ -254,8 +256,8 @@ impl Setting {
         let place = format!("settings/{name}");
         let form =
             "give `type` (number, integer or boolean), and `minimum`, `maximum`, `default` and `description` as needed";
-        let written: WrittenSetting =
-            serde_json::from_value(schema.clone()).map_err(|e| fault(&place, &schema, format!("{e}; {form}")))?;
+        let written: WrittenSetting = serde_json::from_value(schema.clone())
+            .map_err(|e| fault(&place, &schema, format!("{}; {form}", plain(&e.to_string()))))?;
         if matches!(written.kind, Kind::Boolean) && (written.minimum.is_some() || written.maximum.is_some()) {
             return Err(fault(place, &schema, "a boolean has no `minimum` and no `maximum`"));
         }
@@ -334,6 +336,7 @@ mod tests {
             (r#", "settings": {"a b": {"type": "number"}}"#.to_owned(), "settings = \"a b\": give 1 to 64"),
             (r#", "settings": {"a": {"type": "string"}}"#.to_owned(), "settings/a = "),
             (r#", "settings": {"a": {"type": "number", "$ref": "http://x"}}"#.to_owned(), "unknown field `$ref`"),
+            (r#", "settings": {"a": {"type": "number", "r\u007fm": 1}}"#.to_owned(), r"unknown field `r\u{7f}m`"),
             (r#", "settings": {"a": {"type": "number", "pattern": "(a+)+"}}"#.to_owned(), "unknown field `pattern`"),
             (
                 r#", "settings": {"a": {"type": "boolean", "minimum": 1}}"#.to_owned(),

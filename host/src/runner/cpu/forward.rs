@@ -111,9 +111,14 @@ impl CpuRunner {
         let mut out = RowOutputs::default();
         let mut logits = self.buffers.logits.chunks_exact_mut(self.config.vocab_size);
         for s in &batch.sequences {
-            for (end, logits) in (s.end - s.sampled + 1..=s.end).zip(&mut logits) {
-                let row =
-                    Row { context: &s.context[..end], prompt_len: s.prompt_len, params: s.sampling, masked: s.masked };
+            for (index, logits) in (0..s.sampled).zip(&mut logits) {
+                let row = Row {
+                    context: &s.context[..s.end - s.sampled + index + 1],
+                    prompt_len: s.prompt_len,
+                    params: s.sampling,
+                    masked: s.masked,
+                    allowed: s.allowed_at(index, self.config.vocab_size),
+                };
                 out.samples.push(self.sampler.sample(logits, &row, &batch.signals, &mut out.signals));
             }
         }

@@ -45,6 +45,7 @@ impl CudaRunner {
                     prompt_len: s.prompt_len,
                     params: s.sampling,
                     masked: s.masked,
+                    allowed: s.allowed_at(slot.end - 1 - (s.end - s.sampled), vocabulary),
                 };
                 let nothing = SignalRequest::default();
                 all[index].sample = Some(self.sampler.sample(logits, &row, &nothing, &mut Columns::default()));

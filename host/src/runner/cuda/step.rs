@@ -5,7 +5,7 @@ use tokenrouter_plugin_api::random;
 
 use super::memory::{SLOTS, UploadLayout};
 use crate::request::{ModelId, TokenId};
-use crate::runner::sampler::{GREEDY, Row, needs_adjusting};
+use crate::runner::sampler::{GREEDY, Row, changes_logits};
 use crate::runner::{PAGE_TOKENS, RowBatch, Rows};
 
 /// Some rows of a sequence of a batch.
@@ -124,7 +124,11 @@ pub(super) fn fill(
                     start
                 }
             };
-            let (params, slot) = sampling(s, part.sequence, position, row, masked, batch, fixed);
+            let (mut params, slot) = sampling(s, part.sequence, position, row, masked, batch, fixed);
+            let allowed = s.allowed_at(position - (s.end - s.sampled), fixed.vocabulary);
+            if !slot.on_host && !allowed.is_empty() {
+                params.allowed = list.append(words, allowed)? + 1;
+            }
             words[layout.samples() + step.slots.len() * PARAMS_WORDS..][..PARAMS_WORDS]
                 .copy_from_slice(&params.words());
             step.list = step.list.max(slot.list);
@@ -172,13 +176,14 @@ fn sampling(
 ) -> (SampleParams, Slot) {
     let end = position + 1;
     let params = s.sampling;
-    let all = Row { context: &s.context[..end], prompt_len: s.prompt_len, params, masked: s.masked };
+    let allowed = s.allowed_at(position - (s.end - s.sampled), fixed.vocabulary);
+    let all = Row { context: &s.context[..end], prompt_len: s.prompt_len, params, masked: s.masked, allowed };
     let top_k = if params.top_k == 0 { fixed.vocabulary } else { params.top_k as usize };
-    let mode = if needs_adjusting(&all) {
+    let mode = if changes_logits(&all) {
         mode::HOST
     } else if params.temperature < GREEDY {
         mode::GREEDY
-    } else if top_k <= LIST.min(fixed.vocabulary) {
+    } else if allowed.is_empty() && top_k <= LIST.min(fixed.vocabulary) {
         mode::LIST
     } else if top_k >= fixed.vocabulary && params.top_p >= 1.0 {
         mode::ALL
@@ -200,6 +205,7 @@ fn sampling(
         uniform: random::uniform(params.seed, end as u64, u64::from(fixed.model.0)),
         masked: (masked, s.masked.len() as u32),
         list: list as u32,
+        allowed: 0,
     };
     (sample, Slot { sequence, end, on_host: mode == mode::HOST, list })
 }
