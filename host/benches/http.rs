@@ -13,7 +13,7 @@ use serde_json::json;
 use tokenrouter::api::{AppState, SamplingDefaults, serve};
 use tokenrouter::engine::{Engine, ModelSetup};
 use tokenrouter::request::TokenId;
-use tokenrouter::runner::{Columns, ModelInfo, RowBatch, RowOutputs, Runner, RunnerError, Sample};
+use tokenrouter::runner::{ModelInfo, RowBatch, RowOutputs, Runner, RunnerError, Sample};
 use tokenrouter::text::ModelText;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -48,7 +48,7 @@ impl Runner for Reciter {
                 finite: true,
             }));
         }
-        Ok(RowOutputs { samples, signals: Columns::default(), hidden: Vec::new() })
+        Ok(RowOutputs { samples, ..RowOutputs::default() })
     }
 }
 

@@ -32,6 +32,7 @@ fn forwards(c: &mut Criterion) {
             end: CONTEXT + 1,
             pages: &tables[s],
             sampled: 1,
+            scored: 0,
             sampling: &sampling,
             prompt_len: CONTEXT,
             masked: &[],

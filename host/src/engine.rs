@@ -48,7 +48,7 @@ use crate::subserver::gate::Schedule;
 use crate::subserver::observe::Observer;
 use crate::subserver::pacer::Pacer;
 use crate::subserver::worker::{self, Board, Snapshot};
-use crate::subserver::{Attachment, Limits, Message, SubServer, pages_for};
+use crate::subserver::{Attachment, Limits, Message, PagePool, SubServer, pages_for};
 
 /// What a policy may ask about text, per model.
 pub trait TokenText: Send + Sync {
@@ -169,8 +169,6 @@ pub enum StartError {
 pub enum SubmitError {
     #[error("the prompt is empty; it needs at least one token")]
     EmptyPrompt,
-    #[error("max_tokens is 0; it must be at least 1")]
-    NoTokens,
     #[error(
         "This model's maximum context length is {context} tokens. However, you requested {} tokens ({prompt} in the \
          prompt, {max_tokens} in the completion). Please reduce the length of the prompt or of the completion.",
@@ -361,6 +359,8 @@ pub struct Engine {
     /// Held while routes change.
     changing: Mutex<()>,
     tuner: Option<online::Thread>,
+    /// By model.
+    pools: Vec<PagePool>,
     monitors: Arc<Monitors>,
     /// Looks after all hooks until the last model's thread has ended.
     watchdog: Option<watch::Thread>,
@@ -468,6 +468,7 @@ impl Engine {
             threads: Vec::new(),
             delivery: Some(delivery),
             keeper: None,
+            pools: Vec::new(),
             changing: Mutex::default(),
             tuner: None,
             watchdog: Some(watch::start(monitors.clone())?),
@@ -483,6 +484,7 @@ impl Engine {
             let mut server = SubServer::new(model, setup.runner, routes, limits)
                 .with_prefix_cache(setup.prefix_cache)
                 .observed(shared.observer.clone());
+            engine.pools.push(server.pool().clone());
             let at = AtModel { shared: shared.clone(), model, events: events.clone() };
             let board = engine.boards[index].clone();
             let name = shared.models[index].name.clone();
@@ -589,6 +591,11 @@ impl Engine {
         self.boards[model.index()].read()
     }
 
+    /// Find none of the K/V any more that is kept for later requests. Requests that use some of it keep it.
+    pub fn flush_prefix_caches(&self) {
+        self.pools.iter().for_each(PagePool::forget_cached);
+    }
+
     /// Take no more requests; those that run go on.
     pub fn stop_accepting(&self) {
         self.shared.stopping.store(true, Ordering::Release);
@@ -612,9 +619,6 @@ impl Engine {
         let (prompt, max_tokens) = (new.prompt.len(), new.max_tokens);
         if prompt == 0 {
             return Err(SubmitError::EmptyPrompt);
-        }
-        if max_tokens == 0 {
-            return Err(SubmitError::NoTokens);
         }
         let total = prompt as u64 + u64::from(max_tokens);
         if total > u64::from(route.context) {

@@ -51,13 +51,16 @@ fn tokens(text: &ModelText, size: usize) -> Vec<Vec<u8>> {
     tokens
 }
 
-/// Milliseconds to compile, and microseconds of a mask along an answer: the median, and the longest.
-fn masks(tokens: &[Vec<u8>]) -> (f64, f64, f64) {
+/// Milliseconds to compile; microseconds to begin an answer, and of a mask along it: the median, and the longest.
+fn masks(tokens: &[Vec<u8>]) -> (f64, [f64; 3]) {
     let vocabulary = vocabulary(tokens);
     let start = Instant::now();
     let grammar = compile(form(), &vocabulary).expect("compiles");
     let compiled = 1e3 * start.elapsed().as_secs_f64();
-    let (mut matcher, mut words) = (grammar.matcher(), vec![0; mask_words(tokens.len())]);
+    let start = Instant::now();
+    let mut matcher = grammar.matcher();
+    let begun = 1e6 * start.elapsed().as_secs_f64();
+    let mut words = vec![0; mask_words(tokens.len())];
     let rules = Rules { width: tokens.len(), ..Rules::default() };
     let mut times = Vec::new();
     for step in 0..400usize {
@@ -68,7 +71,7 @@ fn masks(tokens: &[Vec<u8>]) -> (f64, f64, f64) {
         matcher.advance(allowed[step * 7919 % allowed.len()]).expect("it is allowed");
     }
     times.sort_by(f64::total_cmp);
-    (compiled, times[times.len() / 2], times[times.len() - 1])
+    (compiled, [begun, times[times.len() / 2], times[times.len() - 1]])
 }
 
 /// Tokens a second of `count` requests at once.
@@ -100,8 +103,10 @@ fn median(mut values: Vec<f64>) -> f64 {
 fn main() {
     let text = ModelText::load(&root().join("models/demo/small")).expect("the demo tokenizer");
     for size in [2045, 131_072] {
-        let (compiled, middle, longest) = masks(&tokens(&text, size));
-        println!("{size} tokens: compiled in {compiled:.1} ms; a mask takes {middle:.0} us, at most {longest:.0} us");
+        let (compiled, [begun, middle, longest]) = masks(&tokens(&text, size));
+        println!(
+            "{size} tokens: compiled in {compiled:.1} ms, begun in {begun:.0} us; a mask takes {middle:.0} us, at most {longest:.0}"
+        );
     }
     let vocabulary = Vocabulary::new(text.tokenizer.vocab_size(), |id| {
         if id < 2045 { text.tokenizer.bytes(id).unwrap_or_default() } else { &[] }

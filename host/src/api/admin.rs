@@ -33,7 +33,7 @@ impl Access {
         Self { own_address, keys: KeyRing::new(keys.into_iter().map(|key| ("admin", key))) }
     }
 
-    fn check(&self, at_own_address: bool, headers: &HeaderMap) -> Result<(), ApiError> {
+    pub(super) fn check(&self, at_own_address: bool, headers: &HeaderMap) -> Result<(), ApiError> {
         if self.keys.is_empty() {
             let absent = |message| Err(ApiError::new(StatusCode::NOT_FOUND, "not_found", message));
             return match (at_own_address, self.own_address) {

@@ -98,7 +98,6 @@ impl ApiError {
             SubmitError::ContextLength { .. } => bad("context_length_exceeded", prompt),
             SubmitError::Pool { .. } => bad("kv_pool_exceeded", "max_tokens"),
             SubmitError::TokenOutOfRange { .. } | SubmitError::EmptyPrompt => bad("invalid_value", prompt),
-            SubmitError::NoTokens => bad("invalid_value", "max_tokens"),
             SubmitError::NoRoute => {
                 Self::new(StatusCode::NOT_FOUND, "model_not_found", error.to_string()).param("model")
             }

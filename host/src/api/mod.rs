@@ -1,5 +1,6 @@
 //! The HTTP interface: OpenAI's endpoints, a native one in SGLang's shape, health and metrics.
 
+mod abort;
 mod admin;
 mod admission;
 mod answer;
@@ -14,22 +15,28 @@ pub(crate) mod fuzzed;
 mod generate;
 mod health;
 mod http;
+mod info;
 mod metrics;
 mod models;
+mod native;
 mod params;
 mod prometheus;
+mod prompt;
 mod prompts;
 mod reader;
 mod record;
 mod run;
+mod running;
 mod seen;
 mod serve;
+mod shown;
 mod sse;
 mod state;
 mod structured;
 #[cfg(test)]
 mod tests;
 mod tokenise;
+mod tokens;
 mod unbuilt;
 
 use std::sync::Arc;
@@ -49,7 +56,12 @@ pub use serve::{serve, serve_admin};
 pub use state::AppState;
 
 fn admin_endpoints() -> Router<Arc<AppState>> {
-    Router::new().route("/admin/reload", post(admin::reload)).route("/admin/routes", get(admin::routes))
+    Router::new()
+        .route("/admin/reload", post(admin::reload))
+        .route("/admin/routes", get(admin::routes))
+        .route("/flush_cache", post(info::flush))
+        .route("/abort_request", post(abort::handle))
+        .route("/abort_requests", post(abort::handle))
 }
 
 /// The endpoints at the address of `server.admin`.
@@ -70,7 +82,19 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/generate", post(generate::handle))
         .route(models::PATH, get(models::list))
         .route("/v1/models/{*id}", get(models::one))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/v1/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/v1/detokenize", post(tokens::detokenize))
+        .route("/version", get(info::version))
+        .route("/server_info", get(info::server))
+        .route("/get_server_info", get(info::server))
+        .route("/model_info", get(info::model))
+        .route("/get_model_info", get(info::model))
+        .route("/load", get(info::load))
+        .route("/ping", get(health::health).post(health::health))
         .route("/health", get(health::health))
+        .route("/health_generate", get(health::generate))
         .route("/ready", get(health::ready))
         .route("/metrics", get(prometheus::metrics))
         .route("/metrics/steps", get(metrics::steps))

@@ -39,14 +39,31 @@ impl Fields {
         }
     }
 
+    /// One field.
+    pub fn one(field: &str, value: Value) -> Self {
+        Self { map: Map::from_iter([(field.to_owned(), value)]), prefix: String::new() }
+    }
+
     /// The name of a field as errors give it.
     pub fn name(&self, field: &str) -> String {
         format!("{}{field}", self.prefix)
     }
 
+    /// Whether a field is there and not null.
+    pub fn has(&self, field: &str) -> bool {
+        self.map.get(field).is_some_and(|value| !value.is_null())
+    }
+
     /// Take a field; `None` if absent or null.
     pub fn take(&mut self, field: &str) -> Option<Value> {
         self.map.shift_remove(field).filter(|value| !value.is_null())
+    }
+
+    /// Leave out a field that is `false`, where that asks for nothing but another number would not.
+    pub fn drop_false(&mut self, field: &str) {
+        if self.map.get(field) == Some(&Value::Bool(false)) {
+            self.map.shift_remove(field);
+        }
     }
 
     pub fn integer(&mut self, field: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {

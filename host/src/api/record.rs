@@ -13,6 +13,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 
+use super::front::Client;
 use super::http::random_id;
 use super::state::AppState;
 
@@ -58,7 +59,7 @@ pub struct Facts {
     /// In the order of their first appearance, each once.
     pub finish_reasons: Vec<&'static str>,
     pub error: Option<&'static str>,
-    /// Name of the client's key.
+    /// The name of its key, or where it is.
     pub client: Option<String>,
 }
 
@@ -160,6 +161,9 @@ pub async fn every_request(State(state): State<Arc<AppState>>, request: Request,
     }
     if let Some(ErrorCode(code)) = response.extensions().get() {
         record.facts().error = Some(code);
+    }
+    if let Some(client) = response.extensions().get::<Client>() {
+        record.facts().client = Some(client.to_string());
     }
     end.status = response.status().as_u16();
     // Nobody reads the body of an answer to HEAD.

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::choice::{Choice, ChoiceError, End, Ending, Entry, Piece};
 use super::error::ApiError;
 use super::front::{Deadline, Slot};
 use super::params::Generation;
+use super::running::Named;
 use super::seen::Seen;
 use super::state::{AppState, Route};
-use crate::request::{NewRequest, TokenId};
+use crate::request::{NewRequest, Score, TokenId};
 
 /// Most choices of one HTTP request, over all its prompts.
 const MAX_CHOICES: usize = 256;
@@ -28,14 +29,24 @@ pub struct Options {
     pub prompt_field: &'static str,
 }
 
+/// One prompt with what is asked about it.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub prompt: Vec<TokenId>,
+    pub generation: Arc<Generation>,
+    /// By which it can be aborted.
+    pub names: Vec<String>,
+}
+
 /// Choices being generated. Dropping it cancels all of them.
 pub struct Run {
     pieces: mpsc::Receiver<(usize, Result<Piece, ChoiceError>)>,
     pub choices: usize,
     /// Tokens of the prompts, each counted once.
     pub prompt_tokens: usize,
-    deadline: Option<Deadline>,
     seen: Seen,
+    _named: Vec<Named>,
+    deadline: Option<Deadline>,
 }
 
 /// A complete answer.
@@ -43,42 +54,45 @@ pub struct Run {
 pub struct Answer {
     pub text: String,
     pub entries: Vec<Entry>,
+    /// Of the prompt's tokens, as far as they were asked for.
+    pub scores: Vec<Score>,
     pub end: Option<End>,
 }
 
 impl Run {
     /// Hand all choices to the engine: those of the first prompt, then those of the next one. Either all
-    /// are accepted or none runs. Where not all requests can run at once, wait for this one's turn.
-    pub async fn start(
-        state: &AppState,
-        route: &Route,
-        prompts: Vec<Vec<TokenId>>,
-        generation: &Generation,
-        options: Options,
-    ) -> Result<Self, ApiError> {
-        let choices = prompts.len() * generation.n;
+    /// are accepted or none runs. All prompts have as many choices. Where not all requests can run at once, wait for this
+    /// one's turn.
+    pub async fn start(state: &AppState, route: &Route, asks: Vec<Ask>, options: Options) -> Result<Self, ApiError> {
+        let n = asks.first().map_or(1, |ask| ask.generation.n);
+        let choices = asks.len() * n;
         let most = MAX_CHOICES.min(state.max_requests);
         if choices > most {
-            let message = format!("{} prompts with n = {} are more than {most} choices.", prompts.len(), generation.n);
+            let message = format!("{} prompts with n = {n} are more than {most} choices.", asks.len());
             return Err(ApiError::value(options.prompt_field, message));
         }
-        let prompt_tokens = prompts.iter().map(Vec::len).sum();
-        let ending = Ending {
-            eos: Arc::clone(&route.eos),
-            stop_tokens: generation.sampling.stop_token_ids.clone(),
-            stops: generation.stops.clone(),
-            include_stop: generation.include_stop,
-            min_tokens: generation.sampling.min_tokens,
-        };
-        let mut seen = Seen::new(prompt_tokens, generation.n, route);
+        let prompt_tokens = asks.iter().map(|ask| ask.prompt.len()).sum();
+        let mut seen = Seen::new(prompt_tokens, n, route);
+        // Before the wait, during which it may be aborted, too.
+        let (named, aborted): (Vec<_>, Vec<_>) = asks.iter().map(|ask| state.running.enter(ask.names.clone())).unzip();
         let (slots, deadline) = state.enter(choices, prompt_tokens).await?;
         let mut running = Vec::with_capacity(choices);
-        for prompt in prompts {
+        for (Ask { prompt, generation, .. }, aborted) in asks.into_iter().zip(aborted) {
+            let ending = Ending {
+                eos: Arc::clone(&route.eos),
+                stop_tokens: generation.sampling.stop_token_ids.clone(),
+                stops: generation.stops.clone(),
+                include_stop: generation.include_stop,
+                min_tokens: generation.sampling.min_tokens,
+                keep_special: generation.keep_special,
+            };
+            let from = generation.sampling.prompt_logprobs.map_or(u32::MAX, |wanted| wanted.from.max(1));
+            let to_score = from.min(prompt.len() as u32)..prompt.len() as u32;
             // At least one, so that a prompt that leaves no room is refused by the engine with the numbers.
             let left = (route.room as usize).saturating_sub(prompt.len()).max(1) as u32;
             let default = options.default_max_tokens.map_or(left, |most| most.min(left));
             let seed = generation.prompt_seed();
-            for choice in 0..generation.n {
+            for choice in 0..n {
                 let request = NewRequest {
                     route: route.served.id,
                     prompt: prompt.clone(),
@@ -89,14 +103,15 @@ impl Run {
                 };
                 let stream = state.engine.submit(request).map_err(|e| ApiError::refused(&e, options.prompt_field))?;
                 seen.submitted(&stream);
-                running.push(Choice::new(stream, Arc::clone(&route.text), ending.clone()));
+                let choice = Choice::new(stream, Arc::clone(&route.text), ending.clone()).scoring(to_score.clone());
+                running.push((choice, aborted.clone()));
             }
         }
         let (sender, pieces) = mpsc::channel(BUFFER);
-        for (index, (choice, slot)) in running.into_iter().zip(slots).enumerate() {
-            tokio::spawn(follow(index, choice, sender.clone(), slot));
+        for (index, ((choice, aborted), slot)) in running.into_iter().zip(slots).enumerate() {
+            tokio::spawn(follow(index, choice, aborted, sender.clone(), slot));
         }
-        Ok(Self { pieces, choices, prompt_tokens, seen, deadline })
+        Ok(Self { pieces, choices, prompt_tokens, seen, _named: named, deadline })
     }
 
     /// The answer has this `id`.
@@ -137,6 +152,7 @@ impl Run {
             if let Some(answer) = answers.get_mut(index) {
                 answer.text.push_str(&piece.text);
                 answer.entries.extend(piece.entries);
+                answer.scores.extend(piece.scores);
                 answer.end = piece.end;
             }
         }
@@ -147,16 +163,19 @@ impl Run {
     }
 }
 
-/// Pass a choice's pieces on until it ends or nobody listens.
+/// Pass a choice's pieces on until it ends, is aborted, or nobody listens.
 async fn follow(
     index: usize,
     mut choice: Choice,
+    mut aborted: watch::Receiver<bool>,
     sender: mpsc::Sender<(usize, Result<Piece, ChoiceError>)>,
     _slot: Slot,
 ) {
     loop {
         let piece = tokio::select! {
             () = sender.closed() => return,
+            // The sender lives as long as the run, whose end closes `sender`.
+            Ok(_) = aborted.wait_for(|aborted| *aborted) => Ok(choice.abort()),
             piece = choice.next() => piece,
         };
         let last = piece.as_ref().map_or(true, |piece| piece.end.is_some());

@@ -61,7 +61,9 @@ impl Seen {
     }
 
     pub fn piece(&mut self, choice: usize, piece: &Piece) {
-        self.first_token.get_or_insert_with(Instant::now);
+        if !piece.entries.is_empty() {
+            self.first_token.get_or_insert_with(Instant::now);
+        }
         for entry in &piece.entries {
             if let Some(tokens) = self.tokens.get_mut(entry.committed.model.index()) {
                 *tokens += 1;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use arc_swap::ArcSwap;
 use axum::http::StatusCode;
 
 use super::admin::{Access, Reload};
@@ -14,6 +15,7 @@ use super::front::Front;
 use super::params::SamplingDefaults;
 use super::reader::{Fields, Warned};
 use super::record::Record;
+use super::running::Running;
 use super::tokenise::TextWork;
 use crate::constraint::Compiler;
 use crate::engine::{Engine, ServedRoute};
@@ -42,13 +44,16 @@ pub struct AppState {
     pub reload: Option<Arc<Reload>>,
     /// Of the HTTP interface.
     pub counts: ApiCounts,
+    /// Of the configuration in force; empty without one.
+    pub config_sha256: Arc<ArcSwap<String>>,
     pub(super) started: u64,
     pub(super) warned: Warned,
     pub(super) admissions: Admissions,
     pub(super) text_work: TextWork,
+    pub(super) compiler: Compiler,
+    pub(super) running: Running,
     /// `/ready` says no.
     leaving: AtomicBool,
-    pub(super) compiler: Compiler,
 }
 
 impl AppState {
@@ -65,12 +70,14 @@ impl AppState {
             front: Front::default(),
             reload: None,
             counts: ApiCounts::default(),
+            config_sha256: Arc::default(),
             started: unix_time(),
             warned: Warned::default(),
             admissions: Admissions::default(),
             text_work: TextWork::default(),
-            leaving: AtomicBool::new(false),
             compiler: Compiler::default(),
+            running: Running::default(),
+            leaving: AtomicBool::new(false),
         }
     }
 

@@ -20,9 +20,15 @@ const REFUSED: &[Refused] = &[
     (&["audio", "prediction", "web_search_options", "documents"], off, "leave it out"),
     (&["input_embeds", "prompt_embeds", "image_data", "video_data", "audio_data"], off, "give the prompt as text"),
     (&["reasoning_effort"], no_effort, "set what the model's template reads in chat_template_kwargs"),
+    (&["route"], off, "name the route in `model`"),
+    (
+        &["policy", "policy_settings"],
+        off,
+        "a route's policy and its settings are the operator's; name another route in `model`",
+    ),
     (&["chat_template"], off, "put a template into the model's directory"),
-    (&["continue_final_message"], off, "use /v1/completions"),
-    (&["echo", "suffix", "truncate_prompt_tokens", "allowed_token_ids", "bad_words"], off, "leave it out"),
+    (&["suffix"], off, "write the whole prompt for the model's own fill-in-the-middle tokens"),
+    (&["allowed_token_ids", "bad_words"], off, "use `logit_bias`"),
     (&["best_of"], one, "use `n` and choose among the choices"),
     (&["use_beam_search", "early_stopping"], off, "leave it out"),
     (&["num_beams", "length_penalty", "typical_p", "tfs_z"], one, "leave it out"),
@@ -32,13 +38,8 @@ const REFUSED: &[Refused] = &[
         "leave it out",
     ),
     (&["logits_processors", "custom_logit_processor", "lora_path", "lora_request"], off, "leave it out"),
-    // Their 0 asks for something too.
-    (&["prompt_logprobs", "top_logprobs_num"], unset, "leave it out"),
-    (&["return_logprob"], off, "use `logprobs` of /v1/completions"),
-    (&["logprob_token_ids", "token_ids_logprob", "return_hidden_states"], off, "leave it out"),
-    (&["return_token_ids", "return_tokens_as_token_ids"], off, "use `return_routing`, whose entries have the ids"),
-    (&["skip_special_tokens"], on, "special tokens are never part of the text"),
-    (&["no_stop_trim"], off, "use `include_stop_str_in_output`"),
+    (&["logprob_token_ids"], off, "use `token_ids_logprob` of /generate"),
+    (&["return_hidden_states"], off, "leave it out"),
 ];
 
 /// Accepted and without effect: they name the caller, or concern only what is refused above.
@@ -50,6 +51,19 @@ const WITHOUT_EFFECT: &[&str] = &[
     "metadata",
     "service_tier",
     "spaces_between_special_tokens",
+];
+
+/// Fields of /generate that OpenAI's endpoints have in another form.
+pub const NATIVE_ONLY: &[&str] = &["return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"];
+
+/// Fields of OpenAI's endpoints that /generate has in another form, or not at all.
+pub const OPENAI_ONLY: &[&str] = &[
+    "echo",
+    "prompt_logprobs",
+    "return_tokens_as_token_ids",
+    "return_token_ids",
+    "continue_final_message",
+    "truncate_prompt_tokens",
 ];
 
 /// Refuse what is not built. Every object that an endpoint reads sampling fields from goes through here.
@@ -69,6 +83,11 @@ pub fn refuse_unbuilt(fields: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Fields that one group of endpoints has and another has not: there they are refused, not ignored.
+pub fn elsewhere(fields: &mut Fields, names: &[&str], remedy: &str) -> Result<(), ApiError> {
+    names.iter().try_for_each(|name| fields.refuse(name, off, remedy))
+}
+
 /// Read `add_special_tokens`, which must be what the endpoint does anyway, unless the model's tokenizer
 /// adds none or the prompt is not text.
 pub fn special_tokens(fields: &mut Fields, route: &Route, added: bool, is_text: bool) -> Result<(), ApiError> {
@@ -78,14 +97,6 @@ pub fn special_tokens(fields: &mut Fields, route: &Route, added: bool, is_text: 
         return Err(ApiError::unsupported(&fields.name("add_special_tokens"), remedy));
     }
     Ok(())
-}
-
-fn unset(value: &Value) -> bool {
-    value == &Value::Bool(false)
-}
-
-fn on(value: &Value) -> bool {
-    value == &Value::Bool(true)
 }
 
 fn one(value: &Value) -> bool {
@@ -143,11 +154,8 @@ mod tests {
             ("no_repeat_ngram_size", json!(2)),
             ("typical_p", json!(0.5)),
             ("chat_template", json!("x")),
-            ("echo", json!(true)),
             ("suffix", json!("x")),
             ("best_of", json!(2)),
-            ("prompt_logprobs", json!(0)),
-            ("skip_special_tokens", json!(false)),
         ] {
             assert!(refused(field, value.clone()), "{field}: {value}");
         }
@@ -168,10 +176,7 @@ mod tests {
             ("length_penalty", json!(1.0)),
             ("no_repeat_ngram_size", json!(0)),
             ("typical_p", json!("1")),
-            ("echo", json!(false)),
             ("best_of", json!(1)),
-            ("prompt_logprobs", json!(false)),
-            ("skip_special_tokens", json!(true)),
         ] {
             assert!(!refused(field, value.clone()), "{field}: {value}");
         }

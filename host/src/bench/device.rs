@@ -80,6 +80,7 @@ impl Made {
                 end: context.len(),
                 pages,
                 sampled: 1,
+                scored: 0,
                 sampling: &self.sampling,
                 prompt_len: context.len(),
                 masked: &[],

@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use arc_swap::ArcSwap;
+
 use super::args::Serve;
 use super::build::Prepared;
 use super::front::{InForce, Secrets};
@@ -16,6 +18,8 @@ use crate::subserver::coordinator::Ladders;
 pub struct Reloader {
     arguments: Serve,
     engine: Arc<Engine>,
+    /// Of the configuration in force.
+    config_sha256: Arc<ArcSwap<String>>,
     /// What the engine serves.
     current: Mutex<Prepared>,
     front: InForce,
@@ -39,8 +43,16 @@ fn refused(error: &StartError, told: Failure) -> Refused {
 }
 
 impl Reloader {
-    pub fn new(arguments: Serve, prepared: Prepared, engine: Arc<Engine>, front: InForce) -> Self {
-        Self { arguments, engine, current: Mutex::new(prepared), front }
+    /// `config_sha256` is kept true.
+    pub fn new(
+        arguments: Serve,
+        prepared: Prepared,
+        engine: Arc<Engine>,
+        config_sha256: Arc<ArcSwap<String>>,
+        front: InForce,
+    ) -> Self {
+        config_sha256.store(Arc::new(prepared.config.sha256()));
+        Self { arguments, engine, config_sha256, current: Mutex::new(prepared), front }
     }
 
     /// Take over what has changed since: all of it, or nothing. Takes as long as making plugins and reading
@@ -62,6 +74,7 @@ impl Reloader {
         let wanted = next.wanted(&current, disabled);
         let routes = self.engine.set_routes(wanted).map_err(|error| refused(&error, next.start_failure(&error)))?;
         let models = self.set_waits(&current, &next)?;
+        self.config_sha256.store(Arc::new(next.config.sha256()));
         self.front.replace(secrets);
         *current = next;
         Ok(Reloaded { routes, models })

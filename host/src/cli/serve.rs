@@ -106,7 +106,7 @@ async fn serve(arguments: &Serve, config: Config) -> Result<(), Failure> {
     let screen = screen(&prepared, recording.as_ref(), address, admin_address);
     let _ = stdout.write_all(screen.as_bytes()).and_then(|()| stdout.flush());
     drop(stdout);
-    let reloader = Reloader::new(arguments.clone(), prepared, engine.clone(), in_force);
+    let reloader = Reloader::new(arguments.clone(), prepared, engine.clone(), state.config_sha256.clone(), in_force);
     let reload = Arc::new(Reload::new(move || reloader.reload()));
     state.reload = Some(reload.clone());
     let state = Arc::new(state);

@@ -31,6 +31,8 @@ pub use record::RecordConfig;
 pub use reload::RestartNeeded;
 pub use tree::ENV_PREFIX;
 
+use sha2::{Digest, Sha256};
+
 use crate::engine::OnError;
 use crate::runner::model_config::shapes::Shape;
 
@@ -200,6 +202,12 @@ impl Config {
     /// Read and check `text`; `file` is its name.
     pub fn parse(text: &str, file: &Path, variables: &BTreeMap<String, String>) -> Result<Self, ConfigError> {
         read::config(text, file, variables).map_err(|fault| fault.in_file(&file.display().to_string()))
+    }
+
+    /// SHA-256 of all settings, the variables' included and keys left out. It changes with the program's version.
+    pub fn sha256(&self) -> String {
+        let digest = Sha256::digest(format!("{self:?}"));
+        digest.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Directory that relative paths of the file start from.

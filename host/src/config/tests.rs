@@ -149,6 +149,16 @@ fn defaults() {
 
 /// Roles keep the order of the file, which is not that of the alphabet.
 #[test]
+fn the_digest_tells_settings_apart_and_not_keys() {
+    let digest = |server: &str| parse(&format!("[server]\n{server}\n{BASE}")).unwrap().sha256();
+    let plain = digest("max_requests = 7");
+    assert_eq!((plain.len(), &digest("max_requests = 7")), (64, &plain));
+    assert_ne!(digest("max_requests = 8"), plain);
+    let keyed = |key: &str| digest(&format!("admin_key = '0123456789abcdef-{key}'"));
+    assert_eq!(keyed("a"), keyed("b"));
+}
+
+#[test]
 fn order_of_roles() {
     let text = format!("{BASE}[routes.r]\nplugin = 'p'\n[routes.r.roles]\nsmall = 'a'\nlarge = 'b'\n");
     assert_eq!(parse(&text).unwrap().routes[0].models, [(0, "a".to_string()), (1, "b".to_string())]);

@@ -14,7 +14,7 @@ const KEPT: usize = 64;
 /// Of their forms, bytes at most.
 const KEPT_BYTES: usize = 4 << 20;
 /// Compilers recur into what they read, which is bounded (`MAX_NESTING`), but not by little.
-pub const STACK: usize = 64 << 20;
+pub const STACK: usize = 256 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why there is no grammar.

@@ -174,3 +174,52 @@ async fn a_form_is_compiled_once() {
     }
     assert!(compiler.kept_len() <= 64);
 }
+
+/// Compilers recur; what is long, and not nested, must not take them down either.
+#[test]
+fn long_forms_fit_the_stack() {
+    let chain = |link: &dyn Fn(usize) -> Value| {
+        let mut defs: serde_json::Map<String, Value> = (0..3000).map(|n| (format!("d{n}"), link(n + 1))).collect();
+        defs.insert("d3000".into(), json!({"type": "integer"}));
+        schema(json!({"$defs": defs, "$ref": "#/$defs/d0"}))
+    };
+    let to = |n: usize| json!({"$ref": format!("#/$defs/d{n}")});
+    let rules: String = (0..5000).map(|n| format!("r{n}: \"a\" r{}\n", n + 1)).collect();
+    let aliases: String = (0..5000).map(|n| format!("r{n}: r{}\n", n + 1)).collect();
+    for (name, form) in [
+        ("optional letters", Form::Regex("ab?".repeat(20_000))),
+        ("alternatives", Form::Regex(format!("x{}", "|ab".repeat(60_000)))),
+        ("different alternatives", Form::Regex((0..20_000).map(|n| format!("{n}x|")).collect::<String>() + "y")),
+        ("stars", Form::Regex("a*".repeat(50_000))),
+        ("choices", Form::Choice((0..20_000).map(|n| format!("choice {n}")).collect())),
+        ("an enum", schema(json!({"enum": (0..20_000).collect::<Vec<_>>()}))),
+        ("a chain of references", chain(&to)),
+        ("a chain of intersections", chain(&|n| json!({"allOf": [to(n), {"type": "integer"}]}))),
+        ("a chain of choices", chain(&|n| json!({"anyOf": [to(n), {"const": n}]}))),
+        ("a chain of lists", chain(&|n| json!({"type": "array", "items": to(n), "maxItems": 1}))),
+        ("a chain of rules", Form::Lark(format!("start: r0\n{rules}r5000: \"b\"\n"))),
+        ("a chain of aliases", Form::Lark(format!("start: r0\n{aliases}r5000: \"b\"\n"))),
+        (
+            "a chain of terminals",
+            Form::Lark(
+                format!("start: r0\n{}R5000: \"b\"\n", rules.to_uppercase().replace("\"A\"", "\"a\""))
+                    .replace("start: r0", "start: R0"),
+            ),
+        ),
+        ("a long sequence", Form::Lark(format!("start: {}\n", "\"a\" ".repeat(40_000)))),
+        ("a long choice", Form::Lark(format!("start: \"b\" {}\n", "| \"a\" ".repeat(30_000)))),
+    ] {
+        eprintln!("{name}");
+        let start = std::time::Instant::now();
+        let compiled = std::thread::Builder::new().stack_size(STACK).spawn(|| compile(form, &vocabulary().1));
+        let compiled = compiled.unwrap().join().unwrap();
+        let took = start.elapsed();
+        let result = compiled.map(|grammar| {
+            let mut matcher = grammar.matcher();
+            let first = mask(&mut matcher)[0];
+            matcher.follow(&[first]).unwrap();
+            took
+        });
+        eprintln!("{name}: {:?} {result:?}", start.elapsed());
+    }
+}

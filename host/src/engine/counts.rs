@@ -36,7 +36,7 @@ impl Ended {
     /// `None` for an event that is not the last.
     pub fn by(event: &Event) -> Option<Self> {
         match event {
-            Event::PromptCached { .. } | Event::Committed { .. } => None,
+            Event::PromptCached { .. } | Event::PromptScored { .. } | Event::Committed { .. } => None,
             Event::Finished { reason: FinishReason::Stop(_) | FinishReason::Complete, .. } => Some(Self::Stop),
             Event::Finished { reason: FinishReason::Length, .. } => Some(Self::Length),
             Event::Failed(RequestError::ShuttingDown) => Some(Self::Abort),

@@ -56,7 +56,7 @@ impl OpenRequests {
 
     pub fn event(&mut self, id: RequestId, event: &Event, now_us: u64) -> Entered {
         match event {
-            Event::PromptCached { .. } => Entered::Nothing,
+            Event::PromptCached { .. } | Event::PromptScored { .. } => Entered::Nothing,
             Event::Committed { start, tokens } => {
                 let Some(open) = self.open.get_mut(&id) else { return Entered::Nothing };
                 let bare = |c: &Committed| Committed {

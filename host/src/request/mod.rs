@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 pub use ledger::{Ledger, LedgerError};
-pub use sampling::{MAX_TOP_LOGPROBS, SamplingParams};
+pub use sampling::{MAX_TOP_LOGPROBS, PromptLogprobs, SamplingParams};
 
 pub use tokenrouter_plugin_api::TokenId;
 
@@ -46,7 +46,7 @@ pub struct NewRequest {
     pub route: RouteId,
     /// At least one token.
     pub prompt: Vec<TokenId>,
-    /// Most tokens to generate, over all models together; at least 1.
+    /// Most tokens to generate, over all models together; 0 computes the prompt alone.
     pub max_tokens: u32,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
@@ -96,10 +96,22 @@ pub struct Committed {
     /// Natural logarithm of its probability under the model's raw distribution; NaN for a token that a
     /// policy put in place of the model's own.
     pub logprob: f32,
-    /// The most probable tokens with their log-probabilities, best first, as many as asked for.
+    /// The most probable tokens with their log-probabilities, best first, as many as asked for; behind them
+    /// those of [`SamplingParams::listed_logprobs`]. Empty where `logprob` is NaN.
     pub top_logprobs: Vec<(TokenId, f32)>,
     /// Signals of the row that wrote it, by name, if asked for.
     pub signals: Option<Box<Vec<(SignalName, f32)>>>,
+}
+
+/// What a model makes of a token that was given.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Score {
+    /// Natural logarithm of its probability under the model's raw distribution.
+    pub logprob: f32,
+    /// Its place among all tokens: 1 for the most probable one; of equal ones the lower id goes first.
+    pub rank: u32,
+    /// As for a [`Committed`] token.
+    pub top_logprobs: Vec<(TokenId, f32)>,
 }
 
 /// Why a request ended well.
@@ -173,12 +185,22 @@ pub enum Event {
     /// The first model that computes the prompt had the K/V of its first `tokens` tokens already. Comes
     /// once and before any token, and not at all for 0.
     PromptCached { tokens: u32 },
+    /// Tokens of the prompt were scored; the first is the one at position `start`. All that are asked for come
+    /// before any committed token, those of one model in order. A model that lost its state may say them again.
+    PromptScored { start: u32, scores: Vec<Score> },
     /// Tokens were committed; the first is generated token number `start`.
     Committed { start: u32, tokens: Vec<Committed> },
     /// The last event of a request that ended well, with the number of hand-offs it made.
     Finished { reason: FinishReason, handoffs: u32 },
     /// The last event of a request that failed.
     Failed(RequestError),
+}
+
+impl Event {
+    /// Whether nothing follows it.
+    pub fn is_last(&self) -> bool {
+        matches!(self, Self::Finished { .. } | Self::Failed(_))
+    }
 }
 
 /// An event on its way to its client.

@@ -27,6 +27,12 @@ pub(super) fn check(info: &ModelInfo, has: impl Fn(NetId) -> bool, batch: &RowBa
                 format!("masks of {} words, but {} sampled rows need {words}", s.allowed.len(), s.sampled),
             );
         }
+        if s.scored > end - start - s.sampled {
+            return wrong(i, format!("{} scored and {} sampled of {} rows", s.scored, s.sampled, end - start));
+        }
+        if s.scored > 0 && end - s.sampled >= s.context.len() {
+            return wrong(i, format!("position {} is scored, but no token follows it", end - s.sampled - 1));
+        }
         if s.prompt_len > s.context.len() {
             return wrong(i, format!("a prompt of {} in a sequence of {} tokens", s.prompt_len, s.context.len()));
         }

@@ -6,6 +6,7 @@
 use tokenrouter_kernels::{self as kernels, Distribution};
 use tokenrouter_plugin_api::{SignalSet, random};
 
+use super::score::{mask, top_logprobs};
 use super::{Columns, Sample, SignalRequest};
 use crate::constraint::allows;
 use crate::request::{ModelId, SamplingParams, TokenId};
@@ -61,13 +62,7 @@ impl Sampler {
         for &id in &wanted.token_logits {
             columns.token_logits.push(logits.get(id as usize).copied().unwrap_or(f32::NAN));
         }
-        let mut possible = logits.len();
-        for &id in row.masked {
-            if let Some(logit) = logits.get_mut(id as usize) {
-                *logit = f32::NEG_INFINITY;
-                possible -= 1;
-            }
-        }
+        let possible = mask(logits, row.masked);
         let Some(raw) = Distribution::of(logits) else {
             columns.push_top(logits, &[], wanted.top_k as usize);
             columns.push_scalars(wanted.scalars, None);
@@ -79,8 +74,8 @@ impl Sampler {
         let logprob = token.map_or(f32::NAN, |token| raw.log_prob(logits[token as usize]));
         columns.push_scalars(wanted.scalars, Some((&raw, possible, logprob)));
         let Some(token) = token else { return NOT_FINITE };
-        kernels::top(logits, row.params.top_logprobs.unwrap_or(0) as usize, &mut self.kept);
-        let top_logprobs = self.kept.iter().map(|&id| (id, raw.log_prob(logits[id as usize]))).collect();
+        let top = row.params.top_logprobs.unwrap_or(0);
+        let top_logprobs = top_logprobs(logits, &raw, top, row.params, &mut self.kept);
         Sample { token, logprob, top_logprobs, finite: true }
     }
 

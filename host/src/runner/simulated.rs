@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{Columns, ModelInfo, PAGE_TOKENS, RowBatch, RowOutputs, Rows, Runner, RunnerError, Sample, SignalRequest};
 use crate::constraint::allows;
-use crate::request::TokenId;
+use crate::request::{Score, TokenId};
 
 /// Time of a step by its requests and rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,7 +162,10 @@ impl Runner for SimulatedRunner {
     fn forward(&mut self, batch: &RowBatch<'_>) -> Result<RowOutputs, RunnerError> {
         let mut out = RowOutputs::default();
         for rows in &batch.sequences {
-            if rows.start >= rows.end || rows.end > rows.context.len() || rows.sampled > rows.end - rows.start {
+            if rows.start >= rows.end
+                || rows.end > rows.context.len()
+                || rows.sampled + rows.scored > rows.end - rows.start
+            {
                 return Err(RunnerError::new(format!("rows {}..{} of {}", rows.start, rows.end, rows.context.len())));
             }
             for position in rows.start..rows.end {
@@ -171,6 +174,13 @@ impl Runner for SimulatedRunner {
             }
         }
         for rows in &batch.sequences {
+            for last in rows.scored_positions() {
+                // Of the token as well, so that one that is off by a position is noticed.
+                let given = *rows.context.get(last + 1).ok_or_else(|| RunnerError::new("no token follows"))?;
+                let hash = self.read(rows, last)? ^ u64::from(given);
+                let logprob = -value(hash.wrapping_mul(0x0100_0000_01b3));
+                out.scores.push(Some(Score { logprob, rank: 1, top_logprobs: Vec::new() }));
+            }
             for index in 0..rows.sampled {
                 let hash = self.read(rows, rows.end - rows.sampled + index)?;
                 let token = choose(hash, self.info.vocab_size, rows.allowed_at(index, self.info.vocab_size as usize));
@@ -199,6 +209,7 @@ mod tests {
                 end,
                 pages,
                 sampled: 1,
+                scored: 0,
                 sampling: &sampling,
                 prompt_len: 4,
                 masked: &[],

@@ -96,7 +96,7 @@ impl Audience for Clients {
                 (fate.end, fate.handoffs) = (now, handoffs);
                 self.ended.push(id);
             }
-            Event::PromptCached { .. } => {}
+            Event::PromptCached { .. } | Event::PromptScored { .. } => {}
             Event::Failed(error) => self.failed = Some((id, error)),
         }
     }

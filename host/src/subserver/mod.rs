@@ -25,6 +25,7 @@ mod prefix;
 mod prepare;
 mod replica;
 pub mod resolve;
+mod scores;
 mod step;
 mod tombstones;
 mod turns;
@@ -291,6 +292,7 @@ impl SubServer {
         let entry = attachment.entry(&replica.view());
         replica.anchors[own as usize] = replica.committed;
         replica.owned = true;
+        replica.score_prompt();
         self.replicas.insert(id, replica);
         self.routes.opened(spec.new.route);
         self.owned.insert(id);

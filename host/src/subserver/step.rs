@@ -15,7 +15,7 @@ use super::replica::Computed;
 use super::resolve::{Leave, Next, Outcome, Situation, leave};
 use super::{Effect, MAX_IDLE_HANDOFFS, SubServer};
 use crate::policy::monitor::Hook;
-use crate::request::{Committed, Event, RequestError, RequestId, RouteId};
+use crate::request::{Committed, Event, FinishReason, RequestError, RequestId, RouteId};
 use crate::runner::{PAGE_TOKENS, RowBatch, RowOutputs, Rows, RunnerError, SignalRequest};
 
 /// What one step computed.
@@ -91,6 +91,7 @@ impl SubServer {
                 end: run.end,
                 pages: replica.pages.ids(),
                 sampled: run.sampled,
+                scored: replica.scored_rows(run),
                 sampling: &replica.spec.new.sampling,
                 prompt_len: replica.prompt_len(),
                 masked: attachment.map_or(&[], |a| &a.masked),
@@ -100,13 +101,16 @@ impl SubServer {
         }
         let hidden = self.observer.as_ref().is_some_and(|observer| observer.wanted().hidden);
         let batch = RowBatch { sequences, signals: signals.clone(), hidden };
-        let sampled = batch.sampled();
+        let (sampled, scored) = (batch.sampled(), batch.scored());
         let runner = &mut self.runner;
         let outputs = catch_unwind(AssertUnwindSafe(|| runner.forward(&batch)))
             .unwrap_or_else(|_| Err(RunnerError::new("the runner panicked; see the log")));
         match &outputs {
             Ok(RowOutputs { samples, .. }) if samples.len() != sampled => {
                 Err(RunnerError::new(format!("{} samples for {sampled} sampled rows", samples.len())))
+            }
+            Ok(RowOutputs { scores, .. }) if scores.len() != scored => {
+                Err(RunnerError::new(format!("{} scores for {scored} scored rows", scores.len())))
             }
             _ => outputs,
         }
@@ -118,6 +122,7 @@ impl SubServer {
         let runs = &plan.run;
         alive.clear();
         let mut samples = 0;
+        let mut scores = std::mem::take(&mut outputs.scores).into_iter();
         for &run in runs {
             let first = samples;
             samples += run.sampled;
@@ -132,20 +137,23 @@ impl SubServer {
                 }
                 replica.computed = Computed::Held;
             }
+            if !self.tell_scores(&run, &mut scores) {
+                continue;
+            }
             if run.sampled > 0 {
                 alive.push((first, run));
             }
         }
         alive.retain(|&(first, run)| {
             let bad = outputs.samples[first..first + run.sampled].iter().position(|sample| !sample.finite);
-            let Some(i) = bad else { return true };
-            let model = self.runner.info().name.clone();
-            // Whatever spoilt the row may have spoilt pages that it read; none of them is found again.
-            self.pool.forget_cached();
-            if let Some(replica) = self.replicas.get_mut(&run.id) {
-                replica.retract();
+            match bad {
+                Some(i) => self.not_finite(&run, run.end - run.sampled + i + 1),
+                // Nothing is to be written: no policy is asked.
+                None if self.replicas.get(&run.id).is_some_and(|r| r.spec.new.max_tokens == 0) => {
+                    self.finish(run.id, FinishReason::Length);
+                }
+                None => return true,
             }
-            self.fail(run.id, RequestError::NotFinite { model, position: run.end - run.sampled + i + 1 });
             false
         });
         self.route(alive, outputs, signals, answers, routes);

@@ -136,6 +136,7 @@ impl Poisoned {
             end: start + rows,
             pages: &pages,
             sampled,
+            scored: 0,
             sampling: &sampling,
             prompt_len: 1,
             masked: &[],

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use tokenrouter::constraint::allows;
-use tokenrouter::request::{SamplingParams, TokenId};
+use tokenrouter::request::{PromptLogprobs, SamplingParams, Score, TokenId};
 use tokenrouter::runner::cpu::CpuRunner;
 use tokenrouter::runner::sampler::NO_TOKEN;
 use tokenrouter::runner::{PageId, RowBatch, RowOutputs, Rows, Runner, SignalRequest};
@@ -92,6 +92,7 @@ impl Prepared {
             end,
             pages: &self.pages,
             sampled: 1,
+            scored: 0,
             sampling: params,
             prompt_len: end / 2,
             masked,
@@ -228,6 +229,48 @@ fn draws_are_the_hosts() {
             let varies = drawn[index].len() > prepared.len();
             assert!(fixed || varies || short(), "{model}, {}: only {:?}", case.name, drawn[index]);
         }
+    }
+}
+
+/// What the device makes of the tokens of a prompt, in pieces and in company, against the CPU.
+#[test]
+fn scores_of_a_prompt_are_the_hosts() {
+    if !gpu() {
+        return;
+    }
+    let Both { mut cuda, mut cpu } = Both::load(&demo("small"));
+    let tokens = written("me-2");
+    let mut sequence = Sequence::new(&tokens, tokens.len(), 0, 1);
+    sequence.sampling.prompt_logprobs = Some(PromptLogprobs { from: 1, top: 5 });
+    sequence.sampling.listed_logprobs = vec![3, 900];
+    let other = Sequence::new(&tokens[..20], 20, 40, 1);
+    let scored = |runner: &mut dyn Runner, step: usize| {
+        let (mut at, mut scores) = (sequence.clone(), Vec::new());
+        while at.done < tokens.len() {
+            let end = (at.done + step).min(tokens.len());
+            let sampled = usize::from(end == tokens.len());
+            let rows = Rows { scored: end - at.done - sampled, ..at.rows(end, sampled) };
+            let signals = SignalRequest { scalars: SignalSet::ALL, ..SignalRequest::default() };
+            let batch = RowBatch { sequences: vec![other.rows(20, 2), rows], signals, hidden: true };
+            let out = runner.forward(&batch).unwrap_or_else(|e| panic!("{e}"));
+            let width = runner.info().hidden_size as usize;
+            let kept = [out.samples.len(), out.signals.entropy.len(), out.hidden.len() / width];
+            assert_eq!(kept, [2 + sampled; 3], "scored rows leave nothing but scores");
+            scores.extend(out.scores.into_iter().map(|score| score.unwrap()));
+            at.done = end;
+        }
+        scores
+    };
+    let want = scored(&mut cpu, tokens.len());
+    let whole = scored(&mut cuda, tokens.len());
+    assert_eq!(whole.len(), tokens.len() - 1);
+    for step in some(&[70, 7, 200], 1) {
+        assert_eq!(scored(&mut cuda, *step), whole, "in pieces of {step}");
+    }
+    let top = |score: &Score| score.top_logprobs.iter().map(|(_, value)| *value).collect::<Vec<f32>>();
+    for (at, (got, want)) in whole.iter().zip(&want).enumerate() {
+        assert_near(&format!("token {}", at + 1), &[got.logprob], &[want.logprob], 2e-3);
+        assert_near(&format!("best of token {}", at + 1), &top(got), &top(want), 2e-3);
     }
 }
 

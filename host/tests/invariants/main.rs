@@ -10,6 +10,7 @@
 mod mortal;
 mod prefix;
 mod reload;
+mod scores;
 mod script;
 mod shadow;
 mod waits;

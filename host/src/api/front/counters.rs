@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::metrics::text::Exposition;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     Unauthorized,
@@ -41,9 +43,13 @@ impl Counters {
         self.0[refusal as usize].load(Ordering::Relaxed)
     }
 
-    /// Each reason with its count.
-    pub fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        ALL.into_iter().map(|(refusal, reason)| (reason, self.get(refusal)))
+    pub fn write(&self, out: &mut Exposition, connections: usize, queued: usize) {
+        out.gauge("tokenrouter_connections", "Open connections.").sample(&[], connections);
+        out.gauge("tokenrouter_queued_requests", "Requests that wait for their turn.").sample(&[], queued);
+        out.counter("tokenrouter_refused_total", "Requests and connections refused or broken off, by reason.");
+        for (refusal, reason) in ALL {
+            out.sample(&[("reason", reason)], self.get(refusal));
+        }
     }
 }
 
@@ -58,7 +64,13 @@ mod tests {
         }
         let counters = Counters::default();
         counters.add(Refusal::Stalled);
-        let counted: Vec<_> = counters.by_reason().filter(|(_, count)| *count > 0).collect();
-        assert_eq!(counted, [("stalled_reader", 1)]);
+        let mut out = Exposition::default();
+        counters.write(&mut out, 3, 0);
+        let text = out.into_text();
+        assert!(text.contains("tokenrouter_connections 3\n"), "{text}");
+        assert!(
+            text.contains("{reason=\"stalled_reader\"} 1\n") && text.contains("{reason=\"deadline\"} 0\n"),
+            "{text}"
+        );
     }
 }

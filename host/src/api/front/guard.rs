@@ -12,7 +12,6 @@ use super::counters::Refusal;
 use super::{CALLER, Caller, Client, Front, MetricsAccess, Peer, framing, keys};
 use crate::api::error::ApiError;
 use crate::api::http::discard_unread;
-use crate::api::record::Record;
 use crate::api::state::AppState;
 
 /// Extension of a request over a connection whose head gives the length of its body in two ways.
@@ -23,10 +22,9 @@ pub async fn guard(State(state): State<Arc<AppState>>, request: Request, next: N
     match admit(&state, &request) {
         Ok(client) => {
             let caller = Caller { client: client.clone(), arrived: Instant::now() };
-            if let Client::Key(name) = &client {
-                Record::note(|facts| facts.client = Some(name.to_string()));
-            }
-            CALLER.scope(caller, next.run(request)).await
+            let mut response = CALLER.scope(caller, next.run(request)).await;
+            response.extensions_mut().insert(client);
+            response
         }
         Err((refusal, error)) => {
             state.front.counters.add(refusal);

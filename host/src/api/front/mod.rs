@@ -21,6 +21,7 @@ use axum::http::StatusCode;
 
 use super::error::ApiError;
 use super::state::AppState;
+use crate::metrics::text::Exposition;
 use counters::Counters;
 use framing::HeadLimits;
 use line::{Full, Load, Room};
@@ -130,9 +131,9 @@ impl Front {
         })
     }
 
-    /// Requests that wait for their turn.
-    pub(super) fn queued(&self) -> usize {
-        self.waiting.get().map_or(0, |waiting| waiting.queued())
+    pub(super) fn write_metrics(&self, out: &mut Exposition) {
+        let queued = self.waiting.get().map_or(0, |waiting| waiting.queued());
+        self.counters.write(out, self.seats.taken(), queued);
     }
 }
 

@@ -18,16 +18,10 @@ pub fn write(out: &mut Exposition, state: &AppState) {
     }
     out.counter("tokenrouter_client_aborts_total", "HTTP requests whose client left before the answer was complete.")
         .sample(&[], counts.client_aborts.read());
+    state.front.write_metrics(out);
     out.counter("tokenrouter_unknown_fields_total", "Fields of requests that were ignored, by name.");
     for (field, count) in state.warned.counts() {
         out.sample(&[("field", &field)], count);
-    }
-    let front = &state.front;
-    out.gauge("tokenrouter_connections", "Open connections.").sample(&[], front.seats.taken());
-    out.gauge("tokenrouter_queued_requests", "Requests that wait for their turn.").sample(&[], front.queued());
-    out.counter("tokenrouter_refused_total", "Requests and connections refused or broken off, by reason.");
-    for (reason, count) in front.counters.by_reason() {
-        out.sample(&[("reason", reason)], count);
     }
     if let Some(reload) = &state.reload {
         let [applied, refused] = reload.outcomes();

@@ -41,6 +41,7 @@ async fn run(events: Vec<Event>, stops: &[&str]) -> Result<Piece, ChoiceError> {
         stops: stops.iter().map(|s| s.to_string()).collect(),
         include_stop: false,
         min_tokens: 0,
+        keep_special: false,
     };
     let text = Arc::new(ModelText::new(demo(), None, &Value::Null));
     let mut choice = Choice::new(RequestStream::unconnected(1, receiver), text, ending);

@@ -118,7 +118,16 @@ async fn fields() {
         (completions, "prompt", json!(vec![vec![1]; 257]), 400, "invalid_value", "prompt"),
         (completions, "prompt", json!("word ".repeat(300)), 400, "context_length_exceeded", "prompt"),
         (completions, "logprobs", json!(1_000_000_000), 400, "invalid_value", "logprobs"),
-        (completions, "echo", json!(true), 400, "unsupported_parameter", "echo"),
+        (completions, "prompt_logprobs", json!(21), 400, "invalid_value", "prompt_logprobs"),
+        (completions, "prompt_logprobs", json!("x"), 400, "invalid_type", "prompt_logprobs"),
+        (completions, "truncate_prompt_tokens", json!(0), 400, "invalid_value", "truncate_prompt_tokens"),
+        (completions, "max_tokens", json!(0), 400, "invalid_value", "max_tokens"),
+        (completions, "return_logprob", json!(true), 400, "unsupported_parameter", "return_logprob"),
+        (completions, "request_id", json!(""), 400, "invalid_value", "request_id"),
+        (chats, "route", json!("small"), 400, "unsupported_parameter", "route"),
+        (completions, "policy_settings", json!({}), 400, "unsupported_parameter", "policy_settings"),
+        (chats, "echo", json!(true), 400, "unsupported_parameter", "echo"),
+        (chats, "continue_final_message", json!(3), 400, "invalid_type", "continue_final_message"),
         (completions, "suffix", json!("x"), 400, "unsupported_parameter", "suffix"),
         (
             "/generate",
@@ -133,7 +142,8 @@ async fn fields() {
     for (path, field, value, status, code, param) in cases {
         let mut body = match path {
             "/v1/chat/completions" => chat(),
-            "/generate" => json!({"model": "pair"}),
+            "/generate" if field == "input_ids" => json!({"model": "pair"}),
+            "/generate" => json!({"model": "pair", "text": "Hi"}),
             _ => completion(),
         };
         body[field] = value;

@@ -10,6 +10,8 @@ mod fixture;
 mod front;
 mod lines;
 mod metrics;
+mod prompts;
 mod scrape;
 mod streams;
+mod surface;
 mod tls;

@@ -135,7 +135,7 @@ fn answer(mut stream: RequestStream) -> (Vec<TokenId>, FinishReason, usize) {
                 let changes = ledger.tokens().windows(2).filter(|pair| pair[0].model != pair[1].model).count();
                 return (ledger.tokens().iter().map(|c| c.token).collect(), reason, changes);
             }
-            Event::PromptCached { .. } => {}
+            Event::PromptCached { .. } | Event::PromptScored { .. } => {}
             Event::Failed(error) => panic!("{error}"),
         }
     }

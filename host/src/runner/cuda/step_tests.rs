@@ -17,6 +17,7 @@ fn rows<'a>(
         end: range.1,
         pages,
         sampled,
+        scored: 0,
         sampling: params,
         prompt_len: 1,
         masked: &[],
@@ -39,7 +40,7 @@ fn a_batch_is_cut_by_rows_and_by_slots() {
         ..RowBatch::default()
     };
     let steps = steps(&batch, 100);
-    let part = |sequence, start, end, sampled| Part { sequence, start, end, sampled };
+    let part = |sequence, start, end, slots| Part { sequence, start, end, slots };
     assert_eq!(
         steps,
         [
@@ -51,7 +52,7 @@ fn a_batch_is_cut_by_rows_and_by_slots() {
     );
     for step in &steps {
         assert!(step.iter().map(|p| p.end - p.start).sum::<usize>() <= 100);
-        assert!(step.iter().map(|p| p.sampled).sum::<usize>() <= SLOTS);
+        assert!(step.iter().map(|p| p.slots).sum::<usize>() <= SLOTS);
     }
 }
 

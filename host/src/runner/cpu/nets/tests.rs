@@ -144,6 +144,7 @@ fn a_window_is_the_same_however_its_rows_were_computed() {
         end,
         pages: &pages,
         sampled,
+        scored: 0,
         sampling: &sampling,
         prompt_len: 40,
         masked,
