@@ -3,14 +3,18 @@
 import json
 import os
 
-# Read when litellm is imported: its list of models' prices comes with it, not from the net.
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+from servers import KEYS, PROGRAM, ROOM, ROOT, serving
+
+# Read when clients are imported, so before that: they take nothing from the net, and keep nothing at home.
+os.environ |= {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HOME": str(PROGRAM.parents[1] / "huggingface"),
+}
 
 import httpx
 import openai
 import pytest
-
-from servers import KEYS, ROOM, ROOT, serving
 
 
 @pytest.fixture(scope="session")

@@ -6,40 +6,36 @@ those of the same tokens written one at a time, each forced by a bias, which `lo
 
 import json
 import re
-import sys
 from functools import cache
+from operator import itemgetter
 
+import lm_eval
 import pytest
+from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
-from servers import ROOT, run
+from servers import ROOT
 
 MODEL = "small"
-TASKS = ROOT / "tests/python/lm_eval"
+TASKS = ROOT / "tests/python/tasks"
 TOKENIZER = ROOT / "models/demo" / MODEL
 DOCUMENTS = [json.loads(line) for line in (TASKS / "products.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
-def measured(url, tmp_path_factory):
+def measured(url):
     """Results by task, and samples by task."""
-    home = tmp_path_factory.mktemp("lm_eval")
-    options = {"model": MODEL, "base_url": f"{url}/v1/completions", "tokenizer": TOKENIZER, "num_concurrent": 4,
-               "tokenizer_backend": "huggingface", "max_retries": 1}
-    run(
-        [sys.executable, "-m", "lm_eval", "run", "--model", "local-completions",
-         "--model_args", ",".join(f"{key}={value}" for key, value in options.items()),
-         "--tasks", "demo_products,demo_products_written", "--include_path", TASKS, "--apply_chat_template",
-         "--batch_size", "3", "--output_path", home / "out", "--log_samples"],
-        HF_HOME=str(home / "cache"), HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1",
+    evaluation = lm_eval.simple_evaluate(
+        model="local-completions",
+        model_args={"model": MODEL, "base_url": f"{url}/v1/completions", "tokenizer": str(TOKENIZER),
+                    "tokenizer_backend": "huggingface", "num_concurrent": 4, "max_retries": 1},
+        batch_size=3,
+        tasks=["demo_products", "demo_products_written"],
+        task_manager=TaskManager(include_path=str(TASKS), include_defaults=False),
+        apply_chat_template=True,
     )
-    (results,) = (home / "out").rglob("results_*.json")
-    samples = {}
-    for file in (home / "out").rglob("samples_*.jsonl"):
-        task = file.name.removeprefix("samples_").rpartition("_")[0]
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        samples[task] = sorted(lines, key=lambda line: line["doc_id"])
-    return json.loads(results.read_text())["results"], samples
+    samples = {task: sorted(lines, key=itemgetter("doc_id")) for task, lines in evaluation["samples"].items()}
+    return evaluation["results"], samples
 
 
 def likelihoods(client):
