@@ -32,10 +32,12 @@ fn forwards(c: &mut Criterion) {
             end: CONTEXT + 1,
             pages: &tables[s],
             sampled: 1,
+            scored: 0,
             sampling: &sampling,
             prompt_len: CONTEXT,
             masked: &[],
             nets: &[],
+            allowed: &[],
         };
         let mut step = |n: usize, start: usize| {
             let batch = RowBatch {
@@ -75,7 +77,7 @@ fn sampling(c: &mut Criterion) {
         let signals = SignalRequest { scalars: SignalSet::ALL, ..SignalRequest::default() };
         group.bench_function(name, |b| {
             b.iter(|| {
-                let at = Row { context: &[1, 2, 3], prompt_len: 1, params: &params, masked: &[] };
+                let at = Row { context: &[1, 2, 3], prompt_len: 1, params: &params, masked: &[], allowed: &[] };
                 sampler.sample(&mut row, &at, &signals, &mut Columns::default())
             })
         });

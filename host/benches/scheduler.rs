@@ -37,7 +37,7 @@ impl Runner for Idle {
         let sample = |i: usize| Sample { token: 5 + i as u32, logprob: -0.5, top_logprobs: Vec::new(), finite: true };
         let entropy = |i: usize| if (i as u32 + self.calls).is_multiple_of(3) { 1.0 } else { 0.0 };
         let signals = Columns { entropy_norm: (0..rows).map(entropy).collect(), ..Columns::default() };
-        Ok(RowOutputs { samples: (0..rows).map(sample).collect(), signals, hidden: Vec::new() })
+        Ok(RowOutputs { samples: (0..rows).map(sample).collect(), signals, ..RowOutputs::default() })
     }
 }
 
@@ -105,7 +105,7 @@ fn spec(id: u64) -> Message {
         return_signals: false,
         cache_salt: None,
     };
-    Message::Submit(Arc::new(RequestSpec { id, new }))
+    Message::Submit(Arc::new(RequestSpec::new(id, new)))
 }
 
 /// Two sub-servers and the messages between them, in one thread.

@@ -2,6 +2,7 @@
 
 mod at_model;
 mod checked;
+mod counts;
 mod deliver;
 mod keeper;
 mod nets;
@@ -12,7 +13,7 @@ mod table;
 mod tuning;
 mod watch;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,6 +24,8 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use at_model::AtModel;
 pub use checked::CheckedNets;
+use counts::Progress;
+pub use counts::{Ended, RouteCounts, Share};
 use crossbeam_channel::Sender;
 pub use keeper::RouteState;
 use keeper::{Keeper, Registry, Upkeep};
@@ -40,11 +43,12 @@ use crate::request::{
 };
 use crate::runner::{ModelInfo, Runner};
 use crate::subserver::coordinator::{Coordinator, Waiting};
+use crate::subserver::counts::StepCounts;
 use crate::subserver::gate::Schedule;
 use crate::subserver::observe::Observer;
 use crate::subserver::pacer::Pacer;
 use crate::subserver::worker::{self, Board, Snapshot};
-use crate::subserver::{Attachment, Limits, Message, SubServer, pages_for};
+use crate::subserver::{Attachment, Limits, Message, PagePool, SubServer, pages_for};
 
 /// What a policy may ask about text, per model.
 pub trait TokenText: Send + Sync {
@@ -165,8 +169,6 @@ pub enum StartError {
 pub enum SubmitError {
     #[error("the prompt is empty; it needs at least one token")]
     EmptyPrompt,
-    #[error("max_tokens is 0; it must be at least 1")]
-    NoTokens,
     #[error(
         "This model's maximum context length is {context} tokens. However, you requested {} tokens ({prompt} in the \
          prompt, {max_tokens} in the completion). Please reduce the length of the prompt or of the completion.",
@@ -217,6 +219,7 @@ struct Live {
     route: Arc<ServedRoute>,
     events: UnboundedSender<Told>,
     pace: Pace,
+    progress: Progress,
 }
 
 impl Shared {
@@ -259,11 +262,12 @@ impl Shared {
         self.inboxes.iter().for_each(|inbox| drop(inbox.send(vec![Message::Wake])));
     }
 
-    /// Stop the request at every model of its route.
-    fn cancel(&self, id: RequestId) {
+    /// Stop the request at every model of its route, for a reason that the models do not know.
+    fn cancel(&self, id: RequestId, ended: Ended) {
         if let Some(live) = self.remove(id) {
             self.observe(|observer| observer.cancelled(id));
             self.bury(id, &live.route);
+            live.progress.ended(ended, Instant::now(), &live.route.counted);
         }
     }
 
@@ -284,16 +288,24 @@ impl Shared {
 
     fn tell(&self, id: RequestId, told: Told) {
         self.observe(|observer| observer.event(id, &told.event));
-        let last = !matches!(told.event, Event::PromptCached { .. } | Event::Committed { .. });
         // A receiver that is gone cancels by itself, so a failed send needs no care.
-        if !last {
-            if let Some(live) = self.live().get_mut(&id) {
-                if let (Some(paces), Event::Committed { tokens, .. }) = (self.paces.get(), &told.event) {
-                    live.pace.tokens(tokens.len() as u64, told.at, paces);
+        let Some(ended) = Ended::by(&told.event) else {
+            if let Some(Live { route, events, pace, progress }) = self.live().get_mut(&id) {
+                if let Event::Committed { tokens, .. } = &told.event {
+                    if let Some(paces) = self.paces.get() {
+                        pace.tokens(tokens.len() as u64, told.at, paces);
+                    }
+                    progress.committed(tokens, told.at, &route.counted);
                 }
-                let _ = live.events.send(told);
+                let _ = events.send(told);
             }
-        } else if let Some(live) = self.remove(id) {
+            return;
+        };
+        if let Some(live) = self.remove(id) {
+            if matches!(told.event, Event::Failed(RequestError::NotFinite { .. })) {
+                live.route.counted.counts.corrupted.add(1);
+            }
+            live.progress.ended(ended, told.at, &live.route.counted);
             let _ = live.events.send(told);
         }
     }
@@ -301,10 +313,12 @@ impl Shared {
     /// Fail a request from outside its sub-servers.
     fn fail(&self, id: RequestId, error: RequestError) {
         if let Some(live) = self.remove(id) {
-            let event = Event::Failed(error);
-            self.observe(|observer| observer.event(id, &event));
+            let ended = if error == RequestError::ShuttingDown { Ended::Abort } else { Ended::Error };
+            let told = Told::now(Event::Failed(error));
+            self.observe(|observer| observer.event(id, &told.event));
+            live.progress.ended(ended, told.at, &live.route.counted);
             // A receiver that is gone needs no word.
-            let _ = live.events.send(Told::now(event));
+            let _ = live.events.send(told);
             self.bury(id, &live.route);
         }
     }
@@ -345,6 +359,8 @@ pub struct Engine {
     /// Held while routes change.
     changing: Mutex<()>,
     tuner: Option<online::Thread>,
+    /// By model.
+    pools: Vec<PagePool>,
     monitors: Arc<Monitors>,
     /// Looks after all hooks until the last model's thread has ended.
     watchdog: Option<watch::Thread>,
@@ -452,6 +468,7 @@ impl Engine {
             threads: Vec::new(),
             delivery: Some(delivery),
             keeper: None,
+            pools: Vec::new(),
             changing: Mutex::default(),
             tuner: None,
             watchdog: Some(watch::start(monitors.clone())?),
@@ -467,6 +484,7 @@ impl Engine {
             let mut server = SubServer::new(model, setup.runner, routes, limits)
                 .with_prefix_cache(setup.prefix_cache)
                 .observed(shared.observer.clone());
+            engine.pools.push(server.pool().clone());
             let at = AtModel { shared: shared.clone(), model, events: events.clone() };
             let board = engine.boards[index].clone();
             let name = shared.models[index].name.clone();
@@ -541,9 +559,41 @@ impl Engine {
         self.shared.coordinator.live()
     }
 
+    /// What requests came to, by the name of their route.
+    pub fn route_counts(&self) -> BTreeMap<String, Arc<RouteCounts>> {
+        self.shared.registry().counts()
+    }
+
+    /// What a model's thread counts of its steps.
+    pub fn step_counts(&self, model: ModelId) -> &StepCounts {
+        self.shared.coordinator.counts(model)
+    }
+
+    /// By name of the route: live requests that a step has computed something of, and those that wait for that.
+    pub fn running_and_waiting(&self) -> HashMap<String, (usize, usize)> {
+        let mut all: HashMap<String, (usize, usize)> = HashMap::new();
+        let live = self.shared.live();
+        for Live { route, progress, .. } in live.values() {
+            let place = match all.get_mut(&route.name) {
+                Some(place) => place,
+                None => all.entry(route.name.clone()).or_default(),
+            };
+            match progress.has_begun() {
+                true => place.0 += 1,
+                false => place.1 += 1,
+            }
+        }
+        all
+    }
+
     /// State of a model, as of its last step.
     pub fn snapshot(&self, model: ModelId) -> Snapshot {
         self.boards[model.index()].read()
+    }
+
+    /// Find none of the K/V any more that is kept for later requests. Requests that use some of it keep it.
+    pub fn flush_prefix_caches(&self) {
+        self.pools.iter().for_each(PagePool::forget_cached);
     }
 
     /// Take no more requests; those that run go on.
@@ -569,9 +619,6 @@ impl Engine {
         let (prompt, max_tokens) = (new.prompt.len(), new.max_tokens);
         if prompt == 0 {
             return Err(SubmitError::EmptyPrompt);
-        }
-        if max_tokens == 0 {
-            return Err(SubmitError::NoTokens);
         }
         let total = prompt as u64 + u64::from(max_tokens);
         if total > u64::from(route.context) {
@@ -617,18 +664,21 @@ impl Engine {
         if let Some(observer) = &self.shared.observer {
             observer.submitted(id, &new);
         }
+        let (spec, now) = (Arc::new(RequestSpec::new(id, new)), Instant::now());
         {
             let mut live = self.shared.live();
-            live.insert(id, Live { route: route.clone(), events, pace: Pace::new(Instant::now()) });
+            let progress = Progress::new(spec.clone(), now);
+            live.insert(id, Live { route: route.clone(), events, pace: Pace::new(now), progress });
             self.shared.coordinator.set_live(live.len());
         }
-        self.shared.post(entry, Message::Submit(Arc::new(RequestSpec { id, new })));
+        self.shared.post(entry, Message::Submit(spec.clone()));
         self.shared.look_again();
         // A model that went down since the check above may have missed this request.
         if let Some(down) = self.down(&route) {
             self.shared.fail(id, down.into());
         }
-        Ok(RequestStream { id, events: receiver, shared: Some(self.shared.clone()) })
+        let behind = Some(Behind { shared: self.shared.clone(), spec, ended: Ended::Abort });
+        Ok(RequestStream { id, events: receiver, behind })
     }
 
     /// End as dropping does, and give the runners back, by model, for another engine. `None` for a model
@@ -675,20 +725,40 @@ impl Drop for Engine {
 pub struct RequestStream {
     pub id: RequestId,
     pub events: UnboundedReceiver<Told>,
-    shared: Option<Arc<Shared>>,
+    behind: Option<Behind>,
+}
+
+/// What a stream has to do with an engine.
+struct Behind {
+    shared: Arc<Shared>,
+    spec: Arc<RequestSpec>,
+    /// How the request ends if the stream is dropped.
+    ended: Ended,
 }
 
 impl RequestStream {
     /// A stream with no engine behind it: for tests of those who read streams.
     pub fn unconnected(id: RequestId, events: UnboundedReceiver<Told>) -> Self {
-        Self { id, events, shared: None }
+        Self { id, events, behind: None }
+    }
+
+    /// The request, with the moment that it begins.
+    pub fn spec(&self) -> Option<&Arc<RequestSpec>> {
+        self.behind.as_ref().map(|behind| &behind.spec)
+    }
+
+    /// Its text has ended before the models hear of it: dropping the stream breaks nothing off.
+    pub fn stopped(&mut self) {
+        if let Some(behind) = &mut self.behind {
+            behind.ended = Ended::Stop;
+        }
     }
 }
 
 impl Drop for RequestStream {
     fn drop(&mut self) {
-        if let Some(shared) = &self.shared {
-            shared.cancel(self.id);
+        if let Some(Behind { shared, ended, .. }) = &self.behind {
+            shared.cancel(self.id, *ended);
         }
     }
 }

@@ -349,7 +349,7 @@ fn refused_arguments() {
 
 #[test]
 fn help_has_examples() {
-    for command in ["serve", "generate", "check"] {
+    for command in ["serve", "generate", "check", "doctor"] {
         let output = run(&[command, "--help"]);
         assert_eq!(output.status.code(), Some(0));
         assert!(text(&output.stdout).contains(&format!("tokenrouter {command} config/demo.toml")), "{command}");
@@ -566,6 +566,106 @@ fn a_second_signal_ends_at_once() {
     }
     server.signal("INT");
     assert_eq!(server.process.wait().unwrap().code(), Some(1));
+}
+
+#[test]
+fn what_a_server_is_told_by_its_door() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = dir.path().join("keys");
+    std::fs::write(&keys, "# clients\nann 0123456789abcdef\n").unwrap();
+    let (socket, notify) = (dir.path().join("s"), dir.path().join("n"));
+    let systemd = std::os::unix::net::UnixDatagram::bind(&notify).unwrap();
+    let told = || {
+        let mut state = [0; 64];
+        let length = systemd.recv(&mut state).unwrap();
+        text(&state[..length])
+    };
+    let variables = [
+        ("TOKENROUTER__SERVER__API_KEY_FILE", keys.to_str().unwrap()),
+        ("TOKENROUTER__SERVER__UNIX_SOCKET", socket.to_str().unwrap()),
+        ("TOKENROUTER__SERVER__DRAIN_GRACE_S", "86400"),
+        ("NOTIFY_SOCKET", notify.to_str().unwrap()),
+    ];
+    let mut server = Server::with(&variables, "warn", Stdio::null());
+    assert_eq!(told(), "READY=1");
+    let ask = |path: &str, key: &str| {
+        let mut stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+        let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nX-Api-Key: {key}\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer[9..12].to_owned()
+    };
+    assert_eq!(ask("/v1/models", "fedcba9876543210"), "401");
+    assert_eq!(ask("/v1/models", "0123456789abcdef"), "200");
+    // Keys are reloaded; a file that is wrong changes nothing.
+    std::fs::write(&keys, "short").unwrap();
+    server.signal("HUP");
+    std::fs::write(&keys, "bob fedcba9876543210\n").unwrap();
+    while ask("/v1/models", "fedcba9876543210") != "200" {
+        server.signal("HUP");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(ask("/v1/models", "0123456789abcdef"), "401");
+    // Requests are still taken after the signal, while probes hear that it goes.
+    server.signal("TERM");
+    assert_eq!(told(), "STOPPING=1");
+    while ask("/ready", "") != "503" {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let request = completion(5).replace("Host: x", "Host: x\r\nX-Api-Key: fedcba9876543210");
+    let mut answer = String::new();
+    server.send(&request).read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("data: [DONE]"), "{answer}");
+    server.signal("TERM");
+    assert_eq!(server.process.wait().unwrap().code(), Some(1));
+    assert!(!socket.exists());
+}
+
+#[test]
+fn mistakes_at_the_door_show_before_models_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "short\n").unwrap();
+    // Others may not read it, or that would be said as well.
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let path = file.to_str().unwrap();
+    for (variable, message) in [
+        ("TOKENROUTER__SERVER__API_KEY_FILE", "line 1: must be a string of 16 to 256 letters"),
+        ("TOKENROUTER__SERVER__UNIX_SOCKET", "is not a socket; choose another path"),
+    ] {
+        let output = program().args(["serve", "config/demo.toml", "--port", "0"]).env(variable, path).output().unwrap();
+        let refused = refusal(&output);
+        assert!(refused.contains(message) && refused.contains(path) && !refused.contains("short"), "{refused}");
+    }
+    let (_dir, config) = copied(&format!("{ONE}[server.tls]\ncert = 'c.toml'\nkey = 'c.toml'\n"));
+    for command in ["check", "serve"] {
+        let refused = refusal(&run(&[command, &config]));
+        assert!(refused.contains("server.tls.cert = ") && refused.ends_with("has no certificate; give a file in PEM"));
+    }
+}
+
+#[test]
+fn a_look_at_the_machine() {
+    let output = run(&["doctor", "config/demo.toml", "--json"]);
+    let seen: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&seen["version"], &seen["config"]["ok"]), (&env!("CARGO_PKG_VERSION").into(), &true.into()), "{seen}");
+    assert!(seen["memory"]["total"].as_u64().is_some() && seen["cuda"]["devices"].is_array(), "{seen}");
+    assert_eq!(output.status.code(), Some(i32::from(seen["faults"] != 0)), "{seen}");
+    let output = run(&["doctor", "nowhere.toml"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("! config       nowhere.toml: there is no such file"));
+}
+
+#[test]
+fn completions_for_shells() {
+    for (shell, part) in
+        [("bash", "complete -F _tokenrouter"), ("zsh", "#compdef tokenrouter"), ("fish", "-a \"doctor\"")]
+    {
+        let output = run(&["completions", shell]);
+        assert_eq!(output.status.code(), Some(0));
+        assert!(text(&output.stdout).contains(part), "{shell}");
+    }
 }
 
 #[test]

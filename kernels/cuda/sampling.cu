@@ -30,7 +30,8 @@ struct SampleParams {
     u32 uniform_low, uniform_high;  // bits of an f64 in [0, 1)
     u32 masked_start, masked_count;  // range of `masked`
     u32 list;  // how many best tokens are wanted, at most LIST
-    u32 reserved;
+    u32 allowed;  // one past where in `masked` the bits of the tokens that may be drawn begin; 0: all may. Neither for
+                  // DRAW_FROM_LIST nor for HOST_SAMPLES
 };
 
 // With `finite` 0 the row has no distribution, the token is 0 and the floats are NaN.
@@ -311,6 +312,7 @@ __device__ SampleOut merge_chunks(const ChunkStats* stats, u32 chunks) {
 // How the tokens of a row weigh in a draw; the best one weighs 1, so `min_p` is a bound on weights.
 struct Weigh {
     float max, inv_temperature, min_p;
+    const u32* allowed;  // bits of the tokens that weigh anything, null for all
     __device__ __forceinline__ float operator()(float logit) const {
         float weight = expf((logit - max) * inv_temperature);
         return weight < min_p ? 0.0f : weight;
@@ -318,10 +320,11 @@ struct Weigh {
     // The weights of four logits from `id` on; those from `end` on weigh nothing.
     __device__ __forceinline__ void four(float (&weights)[4], const float* row, u32 id, u32 end) const {
         float4 logits = *(const float4*)(row + id);
-        weights[0] = (*this)(logits.x);
-        weights[1] = id + 1 < end ? (*this)(logits.y) : 0.0f;
-        weights[2] = id + 2 < end ? (*this)(logits.z) : 0.0f;
-        weights[3] = id + 3 < end ? (*this)(logits.w) : 0.0f;
+        u32 bits = allowed ? allowed[id / 32] >> id % 32 : 15;  // of the four: `id` is a multiple of 4
+        weights[0] = bits & 1 ? (*this)(logits.x) : 0.0f;
+        weights[1] = bits & 2 && id + 1 < end ? (*this)(logits.y) : 0.0f;
+        weights[2] = bits & 4 && id + 2 < end ? (*this)(logits.z) : 0.0f;
+        weights[3] = bits & 8 && id + 3 < end ? (*this)(logits.w) : 0.0f;
     }
 };
 
@@ -431,12 +434,28 @@ __device__ u32 draw_from_list(const float* row, const u64* keys, u32 count, cons
     return chosen != NO_TOKEN ? chosen : last;
 }
 
+// The key of the most likely token that `allowed` has a bit for, 0 if there is none. Called by the whole block; every
+// thread gets the key.
+__device__ u64 best_allowed(const float* row, u32 vocab, const u32* allowed) {
+    __shared__ u64 bests[ROW_WARPS];
+    u64 best = 0;
+    for (u32 id = threadIdx.x; id < vocab; id += ROW_THREADS)
+        if (allowed[id / 32] >> id % 32 & 1) best = max(best, key_of(row[id], id));
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) best = max(best, __shfl_xor_sync(FULL_MASK, best, offset));
+    if (threadIdx.x % WARP == 0) bests[threadIdx.x / WARP] = best;
+    __syncthreads();
+    for (u32 w = 0; w < ROW_WARPS; w++) best = max(best, bests[w]);
+    return best;
+}
+
 // The candidates and statistics to `out` [slots]; of slots with a list, the best tokens, best first, to `top_values` and
 // `top_ids` [slots, LIST], filled up with -inf and NO_TOKEN. `chunks` is what `logit_chunks` was launched with.
 // Grid (slots).
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-    sample_rows(const Header* header, const SampleParams* params, const float* logits, u32 vocab, u32 pitch, u32 chunks,
-                const ChunkStats* stats, const u64* keys, SampleOut* out, float* top_values, u32* top_ids) {
+    sample_rows(const Header* header, const SampleParams* params, const u32* masked, const float* logits, u32 vocab,
+                u32 pitch, u32 chunks, const ChunkStats* stats, const u64* keys, SampleOut* out, float* top_values,
+                u32* top_ids) {
     __shared__ SampleOut merged;
     __shared__ u32 ends[2 * ROW_WARPS];
     __shared__ u64 pool[POOL];
@@ -477,12 +496,19 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
         top_values[slot * LIST + threadIdx.x] = any ? row[token] : -INFINITY_F;
         top_ids[slot * LIST + threadIdx.x] = token;
     }
-    if (sample.finite && (p.mode == DRAW_FROM_ALL || p.mode == DRAW_FROM_LIST)) {
+    const u32* allowed = p.allowed > 0 ? masked + p.allowed - 1 : nullptr;
+    if (sample.finite && allowed) {
+        u64 best = best_allowed(row, vocab, allowed);
+        sample.token = best > 0 ? token_of(best) : NO_TOKEN;
+    }
+    if (sample.finite && sample.token != NO_TOKEN && (p.mode == DRAW_FROM_ALL || p.mode == DRAW_FROM_LIST)) {
         double uniform = __hiloint2double((int)p.uniform_high, (int)p.uniform_low);
-        Weigh weigh = {sample.max, p.inv_temperature, p.min_p};
+        Weigh weigh = {row[sample.token], p.inv_temperature, p.min_p, allowed};
         sample.token = p.mode == DRAW_FROM_ALL
                            ? draw_from_all(row, vocab, weigh, uniform)
                            : draw_from_list(row, pool, min(listed, p.top_k), weigh, p.top_p, uniform);
+    }
+    if (sample.finite) {
         if (sample.token == NO_TOKEN)
             sample = {0, 0, NAN_F, NAN_F, NAN_F, NAN_F, NAN_F, 0};
         else

@@ -229,3 +229,61 @@ def test_too_long(client):
         chat(client, "small", messages=[{"role": "user", "content": "word " * 5000}])
     assert caught.value.code == "context_length_exceeded"
     assert "maximum context length is 2048 tokens" in caught.value.message
+
+
+@pytest.fixture
+def written(client):
+    """Ids of a prompt and of the greedy answer of a model alone, with the answer's log-probabilities."""
+    fields = {"logprobs": 1, "temperature": 0, "extra_body": {"return_token_ids": True}}
+    answer = client.completions.create(model="small", prompt="23 stamps for 30 dollars", max_tokens=24, **fields)
+    choice = answer.choices[0]
+    return choice.prompt_token_ids, choice.token_ids, choice.logprobs.token_logprobs
+
+
+def test_an_echo_tells_how_likely_a_text_is(client, written):
+    # What lm-evaluation-harness does: the prompt with its continuation is sent, and the continuation's part read.
+    prompt, answer, expected = written
+    for max_tokens in (0, 1):
+        fields = {"echo": True, "logprobs": 1, "temperature": 0, "max_tokens": max_tokens}
+        texts = [prompt + answer, prompt + answer[:-2]]
+        choices = client.completions.create(model="small", prompt=texts, **fields).choices
+        for ids, choice in zip(texts, choices):
+            logprobs = choice.logprobs
+            assert len(logprobs.token_logprobs) == len(ids) + max_tokens
+            assert logprobs.token_logprobs[0] is None and logprobs.top_logprobs[0] is None
+            end = len(ids)
+            scored = logprobs.token_logprobs[len(prompt) : end]
+            assert scored == pytest.approx(expected[: len(scored)], abs=1e-3)
+            tops = logprobs.top_logprobs[len(prompt) : end]
+            assert all(value == max(top.values()) for value, top in zip(scored, tops)), "greedy"
+            assert logprobs.text_offset == sorted(logprobs.text_offset)
+    changed = prompt + answer[:3] + [answer[3] ^ 1] + answer[4:]
+    other = client.completions.create(model="small", prompt=changed, **fields).choices[0].logprobs
+    place = len(prompt) + 3
+    assert other.token_logprobs[place] < max(other.top_logprobs[place].values()), "not greedy"
+    assert other.token_logprobs[len(prompt) : place] == pytest.approx(expected[:3], abs=1e-3)
+
+
+def test_prompt_logprobs_say_the_same(client, http, written):
+    prompt, answer, expected = written
+    ids = prompt + answer
+    fields = {"max_tokens": 1, "extra_body": {"prompt_logprobs": 1}}
+    told = client.completions.create(model="small", prompt=ids, **fields).choices[0].prompt_logprobs
+    assert told[0] is None and len(told) == len(ids)
+    scored = [entry[str(token)] for entry, token in zip(told[1:], ids[1:])]
+    assert [entry["logprob"] for entry in scored[len(prompt) - 1 :]] == pytest.approx(expected, abs=1e-3)
+    assert all(entry["rank"] == 1 for entry in scored[len(prompt) - 1 :]), "greedy"
+    body = {"model": "small", "input_ids": ids, "return_logprob": True, "logprob_start_len": len(prompt) - 1}
+    meta = http.post("/generate", json=body | {"sampling_params": {"max_new_tokens": 0}}).json()["meta_info"]
+    assert meta["input_token_logprobs"][0][0] is None
+    assert [entry[0] for entry in meta["input_token_logprobs"][1:]] == pytest.approx(expected, abs=1e-3)
+
+
+def test_an_echo_begins_with_the_text_as_it_was_sent(client, model):
+    text = "서울 😀 ﬁne"
+    answer = client.completions.create(model=model, prompt=text, echo=True, logprobs=0, max_tokens=4)
+    choice = answer.choices[0]
+    assert choice.text.startswith(text)
+    assert len(choice.logprobs.tokens) == answer.usage.total_tokens
+    parts = client.completions.create(model=model, prompt=text, echo=True, logprobs=0, max_tokens=4, stream=True)
+    assert "".join(part.choices[0].text for part in parts if part.choices).startswith(text)

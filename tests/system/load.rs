@@ -14,7 +14,7 @@ use tokenrouter::request::ModelId;
 use tokenrouter_plugin_api::random::uniform;
 
 use crate::demo::{MODELS, Setup, engine, me, rstitch};
-use crate::http::{send, start};
+use crate::http::{scrape, send, start};
 
 const CLIENTS: usize = 64;
 const DISCONNECTS: usize = 1000;
@@ -27,9 +27,14 @@ fn routed(setup: &Setup) -> Engine {
 }
 
 /// The text of a stream that must end well.
-fn text(stream: &mut TcpStream) -> String {
+pub fn text(stream: &mut TcpStream) -> String {
     let mut raw = String::new();
     stream.read_to_string(&mut raw).expect("the stream ends");
+    written(&raw)
+}
+
+/// The text of an answer that must be a stream with a good end.
+pub fn written(raw: &str) -> String {
     assert!(raw.starts_with("HTTP/1.1 200"), "{raw}");
     assert!(raw.contains("data: [DONE]"), "a stream without an end: {raw}");
     let events = raw.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
@@ -41,7 +46,7 @@ fn text(stream: &mut TcpStream) -> String {
     events.map(delta).collect()
 }
 
-fn body(route: &str, prompt: &str) -> Value {
+pub fn body(route: &str, prompt: &str) -> Value {
     json!({"model": route, "stream": true, "temperature": 0, "seed": 1, "max_tokens": 40,
            "messages": [{"role": "user", "content": prompt}]})
 }
@@ -111,6 +116,28 @@ fn nothing_is_left_behind() {
         assert!(Instant::now() < deadline, "left behind: {} requests, {:?}", engine.live_requests(), state());
         std::thread::sleep(Duration::from_millis(20));
     }
+    gauges_are_back(&scrape(address));
     drop(stop);
     server.join().expect("the server ends well");
+}
+
+/// What rises with requests has fallen, and what was broken off is counted.
+fn gauges_are_back(samples: &[(String, f64)]) {
+    for gauge in [
+        "tokenrouter_live_requests",
+        "tokenrouter_model_requests",
+        "tokenrouter_kv_pages_used",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+    ] {
+        let of_it: Vec<_> = samples.iter().filter(|(name, _)| name.split('{').next() == Some(gauge)).collect();
+        assert!(!of_it.is_empty() && of_it.iter().all(|(_, value)| *value == 0.0), "{of_it:?}");
+    }
+    let ended = |how: &str| -> f64 {
+        let of_it = |name: &str| name.starts_with("vllm:request_success_total{") && name.contains(how);
+        samples.iter().filter(|(name, _)| of_it(name)).map(|(_, value)| value).sum()
+    };
+    assert!(ended("\"abort\"") > 0.0 && ended("\"stop\"") + ended("\"length\"") > CLIENTS as f64);
+    assert_eq!(ended("\"error\""), 0.0);
 }

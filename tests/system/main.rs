@@ -3,7 +3,9 @@
 mod demo;
 mod drafts;
 mod fault;
+mod flood;
 mod http;
 mod load;
 mod reload;
+mod structured;
 mod traces;

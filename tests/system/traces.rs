@@ -132,7 +132,7 @@ fn assert_same(trace: &Trace, answer: &Answer, seen: &BTreeMap<Place, Seen>) {
     let want: Vec<&str> = json["models"].as_array().expect("models").iter().filter_map(Value::as_str).collect();
     assert_eq!(models, want, "{name}: models");
     let reason = match answer.reason {
-        FinishReason::Stop(_) => "stop",
+        FinishReason::Stop(_) | FinishReason::Complete => "stop",
         FinishReason::Length => "length",
     };
     assert_eq!(reason, json["finish_reason"], "{name}");

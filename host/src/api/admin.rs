@@ -3,26 +3,25 @@
 use std::sync::Arc;
 
 use axum::extract::{Extension, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use serde::Serialize;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
-use subtle::{Choice, ConstantTimeEq};
 use tokio::sync::Mutex;
 
 use super::error::ApiError;
+use super::front::{KeyRing, bearer};
 use super::http::json_response;
 use super::state::AppState;
 use crate::engine::{KnownRoute, RouteChanges, RouteState};
+use crate::metrics::Counter;
 
 /// Who may use the endpoints, and where.
 #[derive(Default)]
 pub struct Access {
     /// They have an address of their own.
     pub own_address: bool,
-    /// SHA-256 of each key: whatever is compared has one length.
-    keys: Vec<[u8; 32]>,
+    keys: KeyRing,
 }
 
 /// A request has come to the address of the admin endpoints.
@@ -31,10 +30,10 @@ pub(super) struct OwnAddress;
 
 impl Access {
     pub fn new<'a>(own_address: bool, keys: impl IntoIterator<Item = &'a str>) -> Self {
-        Self { own_address, keys: keys.into_iter().map(|key| Sha256::digest(key).into()).collect() }
+        Self { own_address, keys: KeyRing::new(keys.into_iter().map(|key| ("admin", key))) }
     }
 
-    fn check(&self, at_own_address: bool, headers: &HeaderMap) -> Result<(), ApiError> {
+    pub(super) fn check(&self, at_own_address: bool, headers: &HeaderMap) -> Result<(), ApiError> {
         if self.keys.is_empty() {
             let absent = |message| Err(ApiError::new(StatusCode::NOT_FOUND, "not_found", message));
             return match (at_own_address, self.own_address) {
@@ -47,15 +46,15 @@ impl Access {
                 }
             };
         }
-        let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
-        let given = given.split_at_checked(7).filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
-        let given: [u8; 32] = Sha256::digest(given.map(|(_, key)| key.trim_ascii()).unwrap_or_default()).into();
-        // All keys are looked at, whatever the first one says.
-        let known = self.keys.iter().fold(Choice::from(0), |known, key| known | key.ct_eq(&given));
-        if known.into() {
+        self.check_key(headers)
+    }
+
+    /// Whether the request shows an admin key.
+    pub(super) fn check_key(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        if bearer(headers).is_some_and(|key| self.keys.owner(key).is_some()) {
             return Ok(());
         }
-        let message = "The admin endpoints need a key of server.admin_key: `Authorization: Bearer KEY`.";
+        let message = "This needs a key of server.admin_key: `Authorization: Bearer KEY`.";
         Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_admin_key", message))
     }
 }
@@ -86,12 +85,19 @@ type Work = dyn Fn() -> Result<Reloaded, Refused> + Send + Sync;
 pub struct Reload {
     work: Arc<Work>,
     turn: Mutex<()>,
+    applied: Counter,
+    refused: Counter,
 }
 
 impl Reload {
     /// `work` does it, on a thread of its own.
     pub fn new(work: impl Fn() -> Result<Reloaded, Refused> + Send + Sync + 'static) -> Self {
-        Self { work: Arc::new(work), turn: Mutex::default() }
+        Self { work: Arc::new(work), turn: Mutex::default(), applied: Counter::default(), refused: Counter::default() }
+    }
+
+    /// How many were applied and refused.
+    pub(super) fn outcomes(&self) -> [u64; 2] {
+        [self.applied.read(), self.refused.read()]
     }
 
     /// Do it and log the outcome.
@@ -102,6 +108,7 @@ impl Reload {
         let outcome = outcome.unwrap_or_else(|_| Err(Refused::Work("the reload panicked; see the log".into())));
         match &outcome {
             Ok(Reloaded { routes, models }) => {
+                self.applied.add(1);
                 let RouteChanges { added, changed, removed, unchanged } = routes;
                 tracing::info!(
                     ?added,
@@ -113,6 +120,7 @@ impl Reload {
                 );
             }
             Err(Refused::Config(why) | Refused::Restart(why) | Refused::Work(why)) => {
+                self.refused.add(1);
                 tracing::error!("configuration not reloaded, the server goes on as before: {why}");
             }
         }

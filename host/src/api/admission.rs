@@ -11,7 +11,7 @@ use hyper::body::{Frame, SizeHint};
 use tokio::sync::watch;
 
 use super::error::ApiError;
-use super::http::read_body;
+use super::http::{late_body, read_body};
 use super::reader::Fields;
 use super::state::AppState;
 
@@ -53,6 +53,12 @@ impl Admissions {
         self.0.borrow().closed
     }
 
+    /// Wait until nothing is admitted any more.
+    pub async fn closed(&self) {
+        // The sender lives in `self`, so the channel cannot close.
+        let _ = self.0.subscribe().wait_for(|doors| doors.closed).await;
+    }
+
     /// Wait until nothing is admitted any more and every answer was handed to its connection or given up.
     pub async fn over(&self) {
         // The sender lives in `self`, so the channel cannot close.
@@ -80,21 +86,26 @@ pub async fn answer<F>(
 where
     F: Future<Output = Result<Response, ApiError>>,
 {
-    let body = read_body(request, state.max_body_bytes).await?;
+    let body = tokio::time::timeout(state.front.limits.body_timeout, read_body(request, state.max_body_bytes)).await;
+    let body = body.unwrap_or_else(|_| Err(late_body()))?;
     let admitted = state.admissions.admit()?;
     let fields = Fields::parse(&body)?;
     drop(body);
     let response = handle(state, fields).await?;
-    Ok(response.map(|body| Body::new(Delivered { body, _admitted: admitted })))
+    Ok(response.map(|body| holding(body, admitted)))
 }
 
-/// A body that counts as under way until its connection has taken all of it.
-struct Delivered {
+/// `body`, with something that is dropped when its connection has taken all of it, or goes.
+pub(super) fn holding(body: Body, held: impl Send + Unpin + 'static) -> Body {
+    Body::new(Holding { body, _held: held })
+}
+
+struct Holding<T> {
     body: Body,
-    _admitted: Admitted,
+    _held: T,
 }
 
-impl HttpBody for Delivered {
+impl<T: Unpin> HttpBody for Holding<T> {
     type Data = Bytes;
     type Error = axum::Error;
 

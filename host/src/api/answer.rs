@@ -20,6 +20,7 @@ pub fn logprob(value: f32) -> f32 {
 pub fn finish_reason(end: &End) -> &'static str {
     match end.reason {
         Reason::Length => "length",
+        Reason::Aborted => "abort",
         _ => "stop",
     }
 }
@@ -29,7 +30,7 @@ pub fn stop_reason(end: &End) -> Value {
     match &end.reason {
         Reason::StopString(text) => text.as_str().into(),
         Reason::StopToken(token) => (*token).into(),
-        Reason::EndOfSequence | Reason::Length => Value::Null,
+        Reason::EndOfSequence | Reason::Complete | Reason::Length | Reason::Aborted => Value::Null,
     }
 }
 
@@ -60,14 +61,27 @@ pub fn token_text(tokenizer: &Tokenizer, id: TokenId) -> String {
     readable(tokenizer.bytes(id).unwrap_or_default())
 }
 
-/// Best tokens of an entry with the chosen one among them.
-pub fn top_with_chosen(entry: &Entry) -> Vec<(TokenId, f32)> {
-    let committed = &entry.committed;
-    let mut top = committed.top_logprobs.clone();
-    if top.iter().all(|(token, _)| *token != committed.token) {
-        top.push((committed.token, committed.logprob));
+/// The best `most` tokens with the given one among them.
+pub fn top_with(token: TokenId, logprob: f32, top: &[(TokenId, f32)], most: usize) -> Vec<(TokenId, f32)> {
+    let mut top = top[..most.min(top.len())].to_vec();
+    if top.iter().all(|(other, _)| *other != token) {
+        top.push((token, logprob));
     }
     top
+}
+
+/// How tokens are named where log-probabilities are told.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenNames<'a> {
+    pub tokenizer: &'a Tokenizer,
+    /// `token_id:ID` instead of their text.
+    pub as_ids: bool,
+}
+
+impl TokenNames<'_> {
+    pub fn of(self, id: TokenId) -> String {
+        if self.as_ids { format!("token_id:{id}") } else { token_text(self.tokenizer, id) }
+    }
 }
 
 /// Counts for the `usage` object.
@@ -106,20 +120,6 @@ impl Usage {
 
     pub fn cached_tokens(&self) -> u64 {
         self.cached_tokens
-    }
-
-    /// A line in the log for an answer that is complete.
-    pub fn log(&self, id: &str, route: &Route) {
-        tracing::info!(
-            id,
-            model = route.name,
-            prompt_tokens = self.prompt_tokens,
-            cached_tokens = self.cached_tokens,
-            completion_tokens = self.completion_tokens,
-            tokens_by_model = ?self.by_model,
-            handoffs = self.handoffs,
-            "answered"
-        );
     }
 
     pub fn to_json(&self) -> Value {

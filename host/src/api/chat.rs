@@ -8,19 +8,21 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 
 use super::admission;
-use super::answer::{self, Streaming, Usage};
+use super::answer::{self, Streaming, TokenNames, Usage};
 use super::choice::{Entry, Piece};
 use super::error::ApiError;
-use super::http::{json_response, random_id};
+use super::http::json_response;
 use super::params::{Generation, Names};
+use super::prompt::{Truncate, prompt_logprobs};
 use super::reader::{Fields, Warned};
-use super::run::{Answer, Options, Run};
+use super::run::{Answer, Ask, Options, Run};
+use super::shown::{RequestName, Shown};
 use super::sse::{self, Encoder};
 use super::state::{AppState, Route, unix_time};
-use super::unbuilt::{refuse_unbuilt, special_tokens};
-use crate::request::{MAX_TOP_LOGPROBS, TokenId};
+use super::unbuilt::{NATIVE_ONLY, elsewhere, refuse_unbuilt, special_tokens};
+use crate::request::{MAX_TOP_LOGPROBS, PromptLogprobs, Score, TokenId};
 
-const NAMES: Names = Names { max_tokens: &["max_completion_tokens", "max_tokens"], min_tokens: "min_tokens" };
+const NAMES: Names = Names { max_tokens: &["max_completion_tokens", "max_tokens"], min_tokens: "min_tokens", least: 1 };
 const MAX_MESSAGES: usize = 4096;
 
 pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
@@ -29,22 +31,29 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
 
 async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let route = state.route(&mut fields)?;
-    let Asked { generation, streaming, return_routing, messages, template } =
+    let Asked { mut generation, streaming, shown, messages, template, continues, truncate, name } =
         Asked::read(fields, &route, &state.warned)?;
-    let prompt = state.text_work.chat(&route, messages, template).await?;
-    let options = Options { default_max_tokens: None, return_signals: return_routing, prompt_field: "messages" };
-    let run = Run::start(&state, &route, vec![prompt], &generation, options)?;
+    let most = truncate.map(|most| most.most(route.room, generation.max_tokens));
+    let prompt = state.text_work.chat(&route, messages, template, continues, most).await?;
+    let options = Options { default_max_tokens: None, return_signals: shown.routing, prompt_field: "messages" };
+    state.constrain(&route, &mut generation).await?;
+    let generation = Arc::new(generation);
+    let (id, names) = name.id_and_names("chatcmpl-");
+    let ask = Ask { prompt: prompt.clone(), generation: generation.clone(), names };
+    let run = Run::start(&state, &route, vec![ask], options).await?;
     let shape = Shape {
-        id: random_id("chatcmpl-"),
+        id,
         created: unix_time(),
-        logprobs: generation.sampling.top_logprobs.is_some(),
-        return_routing,
+        logprobs: generation.sampling.top_logprobs,
+        shown,
         include_usage: streaming.include_usage,
+        prompt,
         route,
     };
+    run.named(&shape.id);
     if streaming.stream {
         let usage = Usage::new(run.prompt_tokens, generation.n);
-        let encoder = ChatStream { usage, choices: run.choices, shape };
+        let encoder = ChatStream { usage, choices: run.choices, shape, begun: false };
         return Ok(sse::respond(run, encoder, state.keep_alive));
     }
     let mut usage = Usage::new(run.prompt_tokens, generation.n);
@@ -54,8 +63,9 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     }
     let choices: Vec<Value> = answers.iter().enumerate().map(|(index, answer)| shape.choice(index, answer)).collect();
     let mut body = shape.envelope("chat.completion", choices);
+    let scores = answers.first().map_or(&[][..], |answer| &answer.scores);
+    shape.prompt_part(&mut body, scores);
     body["usage"] = usage.to_json();
-    usage.log(&shape.id, &shape.route);
     Ok(json_response(StatusCode::OK, &body))
 }
 
@@ -63,24 +73,33 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
 pub(super) struct Asked {
     pub generation: Generation,
     streaming: Streaming,
-    return_routing: bool,
+    shown: Shown,
     pub messages: Vec<Value>,
     /// For the template.
     pub template: Map<String, Value>,
+    /// The answer goes on with the last message.
+    pub continues: bool,
+    truncate: Option<Truncate>,
+    name: RequestName,
 }
 
 impl Asked {
     pub(super) fn read(mut fields: Fields, route: &Route, warned: &Warned) -> Result<Self, ApiError> {
         refuse_unbuilt(&mut fields)?;
+        elsewhere(&mut fields, NATIVE_ONLY, "use `prompt_logprobs` and `logprobs`")?;
+        elsewhere(&mut fields, &["echo"], "use /v1/completions")?;
         let mut generation = Generation::read(&mut fields, NAMES, &route.defaults, route.vocab)?;
         let streaming = Streaming::read(&mut fields)?;
         generation.sampling.top_logprobs = logprobs(&mut fields)?;
-        let return_routing = fields.boolean("return_routing")?.unwrap_or(false);
+        let shown = Shown::read(&mut fields)?;
+        generation.sampling.prompt_logprobs = shown.prompt_logprobs.map(|top| PromptLogprobs { from: 1, top });
+        let truncate = Truncate::read(&mut fields)?;
+        let name = RequestName::read(&mut fields)?;
         let messages = messages(&mut fields, warned)?;
-        let template = template_options(&mut fields)?;
+        let (template, continues) = template_options(&mut fields)?;
         special_tokens(&mut fields, route, false, true)?;
         fields.finish(warned);
-        Ok(Self { generation, streaming, return_routing, messages, template })
+        Ok(Self { generation, streaming, shown, messages, template, continues, truncate, name })
     }
 }
 
@@ -94,20 +113,26 @@ fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     }
 }
 
-/// Values that the template may read besides the messages.
-fn template_options(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+/// Values that the template may read besides the messages, and whether the last message is to be continued.
+pub(super) fn template_options(fields: &mut Fields) -> Result<(Map<String, Value>, bool), ApiError> {
     let mut options = fields.object("chat_template_kwargs")?.map(Fields::entries).unwrap_or_default();
     if let Some(field) = options.keys().find(|key| ["messages", "tools", "documents"].contains(&key.as_str())) {
         return Err(ApiError::unsupported(&format!("chat_template_kwargs.{field}"), "leave it out"));
     }
-    if let Some(flag) = fields.boolean("add_generation_prompt")? {
+    let given = fields.boolean("add_generation_prompt")?;
+    let continues = fields.boolean("continue_final_message")?.unwrap_or(false);
+    if continues && given == Some(true) {
+        let message = "`continue_final_message` and `add_generation_prompt` cannot both be true.";
+        return Err(ApiError::value("continue_final_message", message));
+    }
+    if let Some(flag) = given.or(continues.then_some(false)) {
         options.insert("add_generation_prompt".into(), flag.into());
     }
-    Ok(options)
+    Ok((options, continues))
 }
 
 /// Messages with plain text as content.
-fn messages(fields: &mut Fields, warned: &Warned) -> Result<Vec<Value>, ApiError> {
+pub(super) fn messages(fields: &mut Fields, warned: &Warned) -> Result<Vec<Value>, ApiError> {
     let list = fields.list("messages", MAX_MESSAGES)?;
     let list = list.ok_or_else(|| ApiError::missing("messages", "`messages` is required."))?;
     if list.is_empty() {
@@ -170,14 +195,25 @@ struct Shape {
     id: String,
     created: u64,
     route: Route,
-    logprobs: bool,
-    return_routing: bool,
+    logprobs: Option<u32>,
+    shown: Shown,
     include_usage: bool,
+    prompt: Vec<TokenId>,
 }
 
 impl Shape {
     fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
         json!({"id": self.id, "object": object, "created": self.created, "model": self.route.name, "choices": choices})
+    }
+
+    /// Enter what is shown of the prompt: all choices share it.
+    fn prompt_part(&self, body: &mut Value, scores: &[Score]) {
+        if let Some(top) = self.shown.prompt_logprobs {
+            body["prompt_logprobs"] = prompt_logprobs(&self.route.text.tokenizer, &self.prompt, scores, top);
+        }
+        if self.shown.token_ids {
+            body["prompt_token_ids"] = self.prompt.clone().into();
+        }
     }
 
     fn choice(&self, index: usize, answer: &Answer) -> Value {
@@ -188,29 +224,27 @@ impl Shape {
             "finish_reason": answer.end.as_ref().map(answer::finish_reason),
             "stop_reason": answer.end.as_ref().map_or(Value::Null, answer::stop_reason),
         });
-        if self.return_routing {
-            choice["routing"] = answer::routing(&self.route, &answer.entries);
-        }
+        self.shown.tokens(&mut choice, &self.route, &answer.entries);
         choice
     }
 
     fn logprobs(&self, entries: &[Entry]) -> Value {
-        if !self.logprobs {
-            return Value::Null;
-        }
+        let Some(most) = self.logprobs else { return Value::Null };
         let tokenizer = &self.route.text.tokenizer;
+        let names = TokenNames { tokenizer, as_ids: self.shown.as_ids };
         let token = |(id, logprob): (TokenId, f32)| {
             json!({
-                "token": answer::token_text(tokenizer, id),
+                "token": names.of(id),
                 "logprob": answer::logprob(logprob),
                 "bytes": tokenizer.bytes(id).unwrap_or_default(),
             })
         };
         let content = entries.iter().map(|entry| {
-            let mut item = token((entry.committed.token, entry.committed.logprob));
-            let top = match entry.committed.top_logprobs.is_empty() {
+            let committed = &entry.committed;
+            let mut item = token((committed.token, committed.logprob));
+            let top = match committed.top_logprobs.is_empty() {
                 true => Vec::new(),
-                false => answer::top_with_chosen(entry),
+                false => answer::top_with(committed.token, committed.logprob, &committed.top_logprobs, most as usize),
             };
             item["top_logprobs"] = top.into_iter().map(token).collect();
             item
@@ -223,6 +257,8 @@ struct ChatStream {
     shape: Shape,
     usage: Usage,
     choices: usize,
+    /// What is shown of the prompt is out.
+    begun: bool,
 }
 
 impl ChatStream {
@@ -237,8 +273,8 @@ impl ChatStream {
     fn delta(&self, index: usize, delta: Value, entries: &[Entry]) -> Value {
         let logprobs = if entries.is_empty() { Value::Null } else { self.shape.logprobs(entries) };
         let mut choice = json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": null});
-        if self.shape.return_routing && !entries.is_empty() {
-            choice["routing"] = answer::routing(&self.shape.route, entries);
+        if !entries.is_empty() {
+            self.shape.shown.tokens(&mut choice, &self.shape.route, entries);
         }
         choice
     }
@@ -253,9 +289,16 @@ impl Encoder for ChatStream {
     fn piece(&mut self, index: usize, piece: Piece) -> Vec<Value> {
         self.usage.add(&self.shape.route, index, &piece.entries, piece.end.as_ref());
         let mut events = Vec::new();
-        let tokens_matter = self.shape.logprobs || self.shape.return_routing;
-        if !piece.text.is_empty() || (tokens_matter && !piece.entries.is_empty()) {
-            events.push(self.chunk(vec![self.delta(index, json!({"content": piece.text}), &piece.entries)]));
+        let shown = &self.shape.shown;
+        let tokens_matter = self.shape.logprobs.is_some() || shown.tokens_matter();
+        let begins = index == 0 && !self.begun && (shown.prompt_logprobs.is_some() || shown.token_ids);
+        if begins || !piece.text.is_empty() || (tokens_matter && !piece.entries.is_empty()) {
+            let mut chunk = self.chunk(vec![self.delta(index, json!({"content": piece.text}), &piece.entries)]);
+            if begins {
+                self.begun = true;
+                self.shape.prompt_part(&mut chunk, &piece.scores);
+            }
+            events.push(chunk);
         }
         if let Some(end) = &piece.end {
             let mut choice = self.delta(index, json!({}), &[]);
@@ -267,7 +310,6 @@ impl Encoder for ChatStream {
     }
 
     fn close(&mut self) -> Vec<Value> {
-        self.usage.log(&self.shape.id, &self.shape.route);
         if !self.shape.include_usage {
             return Vec::new();
         }

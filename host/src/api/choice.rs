@@ -1,10 +1,12 @@
 //! One answer in the making: committed tokens in, text out.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
+use super::error::ApiError;
 use crate::engine::RequestStream;
-use crate::request::{Committed, Event, FinishReason, Ledger, LedgerError, RequestError, TokenId};
+use crate::request::{Committed, Event, FinishReason, Ledger, LedgerError, RequestError, Score, TokenId};
 use crate::text::{Detokenizer, ModelText, StopMatcher};
 
 /// A committed token with its part of the text.
@@ -24,7 +26,11 @@ pub enum Reason {
     EndOfSequence,
     StopToken(TokenId),
     StopString(String),
+    /// It has the form asked for, and nothing may follow.
+    Complete,
     Length,
+    /// Somebody had it aborted.
+    Aborted,
 }
 
 /// The end of an answer.
@@ -41,6 +47,8 @@ pub struct End {
 /// What became known at one time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
+    /// Of the prompt's tokens, all that were asked for: in the first piece.
+    pub scores: Vec<Score>,
     pub text: String,
     /// Tokens whose text is now out completely.
     pub entries: Vec<Entry>,
@@ -56,6 +64,9 @@ pub enum ChoiceError {
     Ledger(#[from] LedgerError),
     #[error("the request ended without a result")]
     Lost,
+    /// The request has taken too long; what its client is told.
+    #[error("{}", .0.message)]
+    Deadline(ApiError),
 }
 
 /// How text ends, for all choices of a request.
@@ -68,6 +79,8 @@ pub struct Ending {
     pub include_stop: bool,
     /// Stop strings do not count before this many tokens.
     pub min_tokens: u32,
+    /// Special tokens are part of the text.
+    pub keep_special: bool,
 }
 
 /// Follows one request of the engine. Dropping it cancels the request.
@@ -90,6 +103,9 @@ pub struct Choice {
     emitted: usize,
     out: String,
     cached_tokens: u32,
+    /// Tokens of the prompt to be scored before anything else comes, by position.
+    to_score: Range<u32>,
+    scores: Vec<Score>,
     finished: Option<(FinishReason, u32)>,
 }
 
@@ -99,9 +115,9 @@ impl Choice {
             request,
             text,
             stops: StopMatcher::new(ending.stops.clone(), ending.include_stop),
+            detokenizer: Detokenizer::keeping(ending.keep_special),
             ending,
             ledger: Ledger::default(),
-            detokenizer: Detokenizer::default(),
             queue: VecDeque::new(),
             last: None,
             tokens: 0,
@@ -110,8 +126,15 @@ impl Choice {
             emitted: 0,
             out: String::new(),
             cached_tokens: 0,
+            to_score: 0..0,
+            scores: Vec::new(),
             finished: None,
         }
+    }
+
+    /// The same where tokens of the prompt are scored.
+    pub fn scoring(self, positions: Range<u32>) -> Self {
+        Self { to_score: positions, ..self }
     }
 
     /// The next piece. The one with an `end` is the last.
@@ -120,15 +143,21 @@ impl Choice {
             match self.request.events.recv().await.ok_or(ChoiceError::Lost)?.event {
                 Event::Failed(error) => return Err(error.into()),
                 Event::PromptCached { tokens } => self.cached_tokens = tokens,
+                Event::PromptScored { start, scores } => self.score(start, scores),
                 Event::Finished { reason, handoffs } => self.finished = Some((reason, handoffs)),
                 Event::Committed { start, tokens } => {
                     let new = self.ledger.enter(start, tokens)?.to_vec();
                     for token in new {
                         if let Some(reason) = self.commit(token) {
+                            self.request.stopped();
                             return Ok(self.end(reason, self.changes_of_model()));
                         }
                     }
                 }
+            }
+            let unscored = self.scores.len() < self.to_score.len();
+            if unscored && (self.finished.is_some() || !self.ledger.tokens().is_empty()) {
+                return Err(ChoiceError::Lost);
             }
             if let Some((reason, handoffs)) = self.finished
                 && !self.ledger.has_gap()
@@ -141,6 +170,21 @@ impl Choice {
                 return Ok(piece);
             }
         }
+    }
+
+    /// Enter scores; those that are known already count once.
+    fn score(&mut self, start: u32, scores: Vec<Score>) {
+        let known = self.to_score.start + self.scores.len() as u32;
+        let left = self.to_score.end.saturating_sub(known) as usize;
+        if let Some(said) = known.checked_sub(start) {
+            self.scores.extend(scores.into_iter().skip(said as usize).take(left));
+        }
+    }
+
+    /// End here, with what is held back.
+    pub fn abort(&mut self) -> Piece {
+        let reason = self.flush().unwrap_or(Reason::Aborted);
+        self.end(reason, self.changes_of_model())
     }
 
     fn commit(&mut self, token: Committed) -> Option<Reason> {
@@ -208,7 +252,7 @@ impl Choice {
     fn finish(&mut self, reason: FinishReason) -> Reason {
         let ended_by = match reason {
             FinishReason::Stop(token) => Some(token),
-            FinishReason::Length => None,
+            FinishReason::Complete | FinishReason::Length => None,
         };
         let last = self.last.take();
         let by_stop_token = ended_by.is_some_and(|token| self.ending.stop_tokens.contains(&token));
@@ -231,6 +275,7 @@ impl Choice {
             (Some(reason), _) => reason,
             (None, Some(token)) if by_stop_token => Reason::StopToken(token),
             (None, Some(_)) => Reason::EndOfSequence,
+            (None, None) if reason == FinishReason::Complete => Reason::Complete,
             (None, None) => Reason::Length,
         }
     }
@@ -266,7 +311,12 @@ impl Choice {
             }
             entries.extend(self.queue.pop_front().map(|(entry, _)| entry));
         }
-        Piece { text: std::mem::take(&mut self.out), entries, end }
+        let mut scores = Vec::new();
+        if self.scores.len() == self.to_score.len() {
+            self.to_score = 0..0;
+            scores = std::mem::take(&mut self.scores);
+        }
+        Piece { scores, text: std::mem::take(&mut self.out), entries, end }
     }
 
     fn changes_of_model(&self) -> u32 {

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::choice::ChoiceError;
 use super::http::json_response;
+use super::record::ErrorCode;
 use crate::engine::SubmitError;
 use crate::plain::plain;
 use crate::request::{ModelDown, RequestError, RouteDisabled};
@@ -73,8 +74,8 @@ impl ApiError {
     }
 
     /// No room just now.
-    pub fn overloaded(live: usize) -> Self {
-        let message = format!("The server is busy with {live} requests (server.max_requests). Try again in a moment.");
+    pub fn overloaded(why: impl std::fmt::Display) -> Self {
+        let message = format!("The server is busy: {why}. Try again in a moment.");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_overloaded", message)
     }
 
@@ -97,7 +98,6 @@ impl ApiError {
             SubmitError::ContextLength { .. } => bad("context_length_exceeded", prompt),
             SubmitError::Pool { .. } => bad("kv_pool_exceeded", "max_tokens"),
             SubmitError::TokenOutOfRange { .. } | SubmitError::EmptyPrompt => bad("invalid_value", prompt),
-            SubmitError::NoTokens => bad("invalid_value", "max_tokens"),
             SubmitError::NoRoute => {
                 Self::new(StatusCode::NOT_FOUND, "model_not_found", error.to_string()).param("model")
             }
@@ -122,12 +122,17 @@ impl From<ChoiceError> for ApiError {
             ChoiceError::Request(RequestError::NotFinite { .. }) => {
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, "not_finite", error.to_string())
             }
+            // Too costly, or a dead end: it is the form that was asked for.
+            ChoiceError::Request(RequestError::Constraint { .. }) => {
+                Self::new(StatusCode::BAD_REQUEST, "constraint_failed", error.to_string())
+            }
             // May hold what a panic said, which is for the log alone.
             ChoiceError::Request(RequestError::Policy { route, model, .. }) => {
                 tracing::error!(%error, "an answer failed");
                 let message = format!("the policy of route `{route}` failed at model `{model}`; see the server's log");
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
             }
+            ChoiceError::Deadline(over) => over.clone(),
             _ => Self::internal(error.to_string()),
         }
     }
@@ -136,10 +141,12 @@ impl From<ChoiceError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = json_response(self.status, &self.body());
+        response.extensions_mut().insert(ErrorCode(self.code));
         let headers = response.headers_mut();
         // A model that is down does not come back before a restart, nor a disabled route before a reload.
         let for_good = [MODEL_DOWN, ROUTE_DISABLED].contains(&self.code);
-        if self.status == StatusCode::SERVICE_UNAVAILABLE && !for_good {
+        let later = [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS].contains(&self.status);
+        if later && !for_good {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         if self.status == StatusCode::UNAUTHORIZED {

@@ -47,7 +47,9 @@ pub(crate) fn read(body: &[u8], text: &Arc<ModelText>) -> [Result<Read, ApiError
     };
     let native = || {
         let asked = generate::Asked::read(fields()?, &route, &warned)?;
-        Ok(Read { generation: asked.generation, prompts: tokens(text, asked.prompts)? })
+        let generation = asked.generations.into_iter().next();
+        let generation = generation.ok_or_else(|| ApiError::internal("no prompt, and no error"))?;
+        Ok(Read { generation, prompts: tokens(text, asked.prompts)? })
     };
     [chat(), completion(), native()]
 }

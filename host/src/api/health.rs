@@ -1,6 +1,7 @@
-//! GET /health and /ready
+//! GET /health, /health_generate and /ready
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -9,6 +10,9 @@ use serde_json::{Value, json};
 
 use super::error::{ApiError, PLUGIN_HUNG};
 use super::http::json_response;
+use super::params::{Generation, Names};
+use super::reader::Fields;
+use super::run::{Ask, Options, Run};
 use super::state::AppState;
 use crate::policy::monitor::Hung;
 
@@ -16,6 +20,37 @@ use crate::policy::monitor::Hung;
 /// without end, and whoever restarts servers asks here.
 pub async fn health(State(state): State<Arc<AppState>>) -> Response {
     hung(&state.engine.hung_hooks()).unwrap_or_else(|| json_response(StatusCode::OK, &json!({"status": "ok"})))
+}
+
+/// Longest wait for all models to write a token.
+const PROOF_TIME: Duration = Duration::from_secs(20);
+
+/// Every model writes a token, in its turn among the requests of others.
+pub async fn generate(State(state): State<Arc<AppState>>) -> Result<Response, ApiError> {
+    let all = async {
+        let mut proofs = Vec::new();
+        for model in state.engine.models() {
+            proofs.push(prove(&state, &model.name).await?);
+        }
+        for proof in proofs {
+            proof.collect().await?;
+        }
+        Ok(json_response(StatusCode::OK, &json!({"status": "ok"})))
+    };
+    tokio::time::timeout(PROOF_TIME, all).await.unwrap_or_else(|_| {
+        let message = format!("No model may take longer than {} s for a token, and one does.", PROOF_TIME.as_secs());
+        Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", message))
+    })
+}
+
+/// One token of a model alone.
+async fn prove(state: &AppState, model: &str) -> Result<Run, ApiError> {
+    const NAMES: Names = Names { max_tokens: &["max_tokens"], min_tokens: "min_tokens", least: 1 };
+    let route = state.route(&mut Fields::one("model", model.into()))?;
+    let generation = Generation::read(&mut Fields::one("max_tokens", 1.into()), NAMES, &route.defaults, route.vocab)?;
+    let ask = Ask { prompt: vec![0], generation: Arc::new(generation), names: Vec::new() };
+    let options = Options { default_max_tokens: Some(1), return_signals: false, prompt_field: "prompt" };
+    Run::start(state, &route, vec![ask], options).await
 }
 
 /// Requests will be served, at every route but those that are disabled.
@@ -78,8 +113,6 @@ fn described(Hung { names, hook, step, lasted }: &Hung) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::policy::monitor::{Hook, Names};
 

@@ -1,12 +1,11 @@
-//! HTTP apart from the endpoints: bodies in and out, request ids, unknown paths.
+//! HTTP apart from the endpoints: bodies in and out, unknown paths.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
-use axum::middleware::Next;
 use axum::response::Response;
 use http_body_util::BodyExt;
 use serde_json::Value;
@@ -18,8 +17,6 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Longest time that a refused body is still taken.
 const DISCARD_TIME: Duration = Duration::from_secs(5);
-
-const REQUEST_ID: &str = "x-request-id";
 
 pub fn json_response(status: StatusCode, body: &Value) -> Response {
     let mut response = Response::new(Body::from(body.to_string()));
@@ -39,6 +36,20 @@ pub async fn read_body(request: Request, max_bytes: usize) -> Result<Bytes, ApiE
     read
 }
 
+/// Whether `request` has a body. It is taken, as long as that is bearable, and not looked at.
+pub fn discard_unread(request: Request) -> bool {
+    let (parts, body) = request.into_parts();
+    let has_body = !body.is_end_stream();
+    if has_body && !parts.headers.contains_key(header::EXPECT) {
+        tokio::spawn(discard(body));
+    }
+    has_body
+}
+
+pub fn late_body() -> ApiError {
+    ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", "The request's body did not arrive in time.")
+}
+
 /// Take what a client still sends of a body that was refused. Closing a connection with bytes unread
 /// resets it, and a client that writes its whole request first would never see why.
 async fn discard(mut body: Body) {
@@ -56,9 +67,7 @@ async fn read_accepted(headers: &HeaderMap, body: &mut Body, max_bytes: usize) -
     }
     let mut bytes = Vec::new();
     loop {
-        let frame = tokio::time::timeout(BODY_TIMEOUT, body.frame()).await.map_err(|_| {
-            ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", "The request's body did not arrive in time.")
-        })?;
+        let frame = tokio::time::timeout(BODY_TIMEOUT, body.frame()).await.map_err(|_| late_body())?;
         let Some(frame) = frame else { return Ok(bytes.into()) };
         let frame = frame.map_err(|e| {
             ApiError::new(StatusCode::BAD_REQUEST, "invalid_body", format!("The body could not be read: {e}."))
@@ -118,26 +127,6 @@ pub fn percent_decoded(text: &str) -> String {
         rest = if decoded.is_some() { &after[2..] } else { after };
     }
     String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// Echo `X-Request-Id`, or make one, and log the request with it.
-pub async fn with_request_id(request: Request, next: Next) -> Response {
-    let usable = |value: &&HeaderValue| value.len() <= 128 && value.to_str().is_ok_and(|text| !text.is_empty());
-    let given = request.headers().get(REQUEST_ID).filter(usable).cloned();
-    let id = given.or_else(|| HeaderValue::from_str(&random_id("req-")).ok());
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let mut response = next.run(request).await;
-    if let Some(id) = id {
-        let status = response.status().as_u16();
-        // Probes come all the time.
-        if matches!(path.as_str(), "/health" | "/ready" | "/metrics" | "/metrics/steps") {
-            tracing::debug!(request_id = ?id, %method, path, status, "request");
-        } else {
-            tracing::info!(request_id = ?id, %method, path, status, "request");
-        }
-        response.headers_mut().insert(REQUEST_ID, id);
-    }
-    response
 }
 
 /// 64 bits that differ between calls and processes: the standard library's hasher keys are random.

@@ -9,6 +9,8 @@ use tokenrouter_plugin_api::random::philox;
 use super::error::ApiError;
 use super::http::random_u64;
 use super::reader::{Fields, real, shown, whole};
+use super::structured::{self, Wanted};
+use crate::constraint::Constraint;
 use crate::request::{SamplingParams, TokenId};
 use crate::text::TextError;
 
@@ -97,6 +99,8 @@ pub struct Names {
     /// Limits of the number of tokens; the first one given counts.
     pub max_tokens: &'static [&'static str],
     pub min_tokens: &'static str,
+    /// The least that a limit may be: 0 where a prompt alone can be asked for.
+    pub least: i64,
 }
 
 /// How an answer is made.
@@ -109,6 +113,10 @@ pub struct Generation {
     pub n: usize,
     pub stops: Vec<String>,
     pub include_stop: bool,
+    /// What the answer must look like, until it is compiled.
+    pub form: Option<Wanted>,
+    /// Special tokens are part of the text.
+    pub keep_special: bool,
     /// K/V is shared only with requests that have the same salt, or none as well.
     pub cache_salt: Option<Arc<str>>,
     /// `None`: each prompt has a random one.
@@ -128,7 +136,7 @@ impl Generation {
         let repetition = fields.number("repetition_penalty", 0.01..=100.0)?.unwrap_or(defaults.repetition_penalty);
         let mut max_tokens = None;
         for name in names.max_tokens {
-            let given = fields.integer(name, 1..=i64::from(u32::MAX))?.map(|n| n as u32);
+            let given = fields.integer(name, names.least..=i64::from(u32::MAX))?.map(|n| n as u32);
             max_tokens = max_tokens.or(given);
         }
         let min_tokens = fields.integer(names.min_tokens, 0..=i64::from(u32::MAX))?.unwrap_or(0) as u32;
@@ -148,17 +156,22 @@ impl Generation {
             frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0) as f32,
             seed: 0,
             top_logprobs: None,
+            prompt_logprobs: None,
+            listed_logprobs: Vec::new(),
             logit_bias: logit_bias(fields, vocab)?,
             min_tokens,
             ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
             stop_token_ids: stop_token_ids(fields, vocab)?,
+            constraint: None,
         };
         Ok(Self {
             sampling,
             max_tokens,
             n: fields.integer("n", 1..=MAX_N)?.unwrap_or(1) as usize,
             stops: stops(fields)?,
-            include_stop: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
+            include_stop: include_stop(fields)?,
+            keep_special: fields.boolean("skip_special_tokens")?.is_some_and(|skip| !skip),
+            form: structured::read(fields)?,
             cache_salt: cache_salt(fields)?,
             seed,
         })
@@ -172,7 +185,8 @@ impl Generation {
     /// Sampling parameters of choice number `choice` of a prompt with `seed`: choice 0 has the seed itself,
     /// the others ones derived from it.
     pub fn sampling_of(&self, seed: u64, choice: usize) -> SamplingParams {
-        let mut sampling = SamplingParams { seed, ..self.sampling.clone() };
+        let constraint = self.sampling.constraint.as_ref().map(Constraint::again);
+        let mut sampling = SamplingParams { seed, constraint, ..self.sampling.clone() };
         if choice > 0 {
             let (low, high) = (sampling.seed as u32, (sampling.seed >> 32) as u32);
             let bits = philox([low, high], [choice as u32, 0, 0, 0]);
@@ -191,6 +205,12 @@ pub fn cache_salt(fields: &mut Fields) -> Result<Option<Arc<str>>, ApiError> {
         return Err(ApiError::value(name, message));
     }
     Ok(Some(salt.into()))
+}
+
+/// Read `include_stop_str_in_output` and its name in SGLang, `no_stop_trim`.
+fn include_stop(fields: &mut Fields) -> Result<bool, ApiError> {
+    let names = ["include_stop_str_in_output", "no_stop_trim"];
+    names.into_iter().try_fold(false, |any, name| Ok(fields.boolean(name)?.unwrap_or(false) || any))
 }
 
 fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
@@ -260,7 +280,8 @@ mod tests {
     use super::super::unbuilt::refuse_unbuilt;
     use super::*;
 
-    const NAMES: Names = Names { max_tokens: &["max_completion_tokens", "max_tokens"], min_tokens: "min_tokens" };
+    const NAMES: Names =
+        Names { max_tokens: &["max_completion_tokens", "max_tokens"], min_tokens: "min_tokens", least: 1 };
 
     fn read(body: Value) -> Result<Generation, ApiError> {
         let mut fields = Fields::parse(body.to_string().as_bytes()).unwrap();
@@ -307,9 +328,9 @@ mod tests {
             ("cache_salt", json!(1)),
             ("cache_salt", json!("x".repeat(257))),
             ("tools", json!([{}])),
-            ("response_format", json!({"type": "json_object"})),
+            ("stop_regex", json!("a")),
             ("best_of", json!(2)),
-            ("echo", json!(true)),
+            ("suffix", json!("x")),
         ];
         for (field, value) in cases {
             let error = read(json!({field: value})).unwrap_err();

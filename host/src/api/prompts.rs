@@ -14,7 +14,7 @@ pub enum Prompt {
     Tokens(Vec<TokenId>),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prompts {
     pub list: Vec<Prompt>,
     /// Given as a list of prompts.

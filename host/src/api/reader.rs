@@ -1,7 +1,7 @@
 //! Tolerant reading of request bodies: `null` is absent, whole floats and numerals are integers,
 //! unknown fields are ignored with one warning each. Values out of range are errors that name the field.
 
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::sync::{Mutex, PoisonError};
@@ -39,14 +39,31 @@ impl Fields {
         }
     }
 
+    /// One field.
+    pub fn one(field: &str, value: Value) -> Self {
+        Self { map: Map::from_iter([(field.to_owned(), value)]), prefix: String::new() }
+    }
+
     /// The name of a field as errors give it.
     pub fn name(&self, field: &str) -> String {
         format!("{}{field}", self.prefix)
     }
 
+    /// Whether a field is there and not null.
+    pub fn has(&self, field: &str) -> bool {
+        self.map.get(field).is_some_and(|value| !value.is_null())
+    }
+
     /// Take a field; `None` if absent or null.
     pub fn take(&mut self, field: &str) -> Option<Value> {
         self.map.shift_remove(field).filter(|value| !value.is_null())
+    }
+
+    /// Leave out a field that is `false`, where that asks for nothing but another number would not.
+    pub fn drop_false(&mut self, field: &str) {
+        if self.map.get(field) == Some(&Value::Bool(false)) {
+            self.map.shift_remove(field);
+        }
     }
 
     pub fn integer(&mut self, field: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
@@ -201,9 +218,12 @@ fn in_range<T: PartialOrd + Display>(name: &str, value: T, range: &RangeInclusiv
     Err(ApiError::value(name, message))
 }
 
-/// Fields that were warned about.
+/// Fields that were warned about, and how often requests had them.
 #[derive(Debug, Default)]
-pub struct Warned(Mutex<HashSet<String>>);
+pub struct Warned(Mutex<BTreeMap<String, u64>>);
+
+/// Stands for the fields that came when [`Warned`] was full.
+const OTHERS: &str = "(others)";
 
 impl Warned {
     /// Fields remembered; clients cannot make the set grow without end.
@@ -212,16 +232,24 @@ impl Warned {
     fn unknown(&self, field: &str) {
         let field: String = field.chars().take(64).collect();
         let mut fields = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if fields.len() < Self::MOST && fields.insert(field.clone()) {
+        if let Some(count) = fields.get_mut(&field) {
+            *count += 1;
+        } else if fields.len() < Self::MOST {
             tracing::warn!(field, "a request has a field that this server does not know; it is ignored");
+            fields.insert(field, 1);
+        } else {
+            *fields.entry(OTHERS.into()).or_default() += 1;
         }
+    }
+
+    /// How often requests had each field.
+    pub fn counts(&self) -> BTreeMap<String, u64> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     #[cfg(test)]
     pub fn fields(&self) -> Vec<String> {
-        let mut fields: Vec<String> = self.0.lock().unwrap().iter().cloned().collect();
-        fields.sort();
-        fields
+        self.counts().into_keys().collect()
     }
 }
 
@@ -303,6 +331,14 @@ mod tests {
         let warned = Warned::default();
         fields(r#"{"foo": 1, "bar": null}"#).finish(&warned);
         fields(r#"{"foo": 2}"#).finish(&warned);
-        assert_eq!(warned.fields(), ["foo"]);
+        assert_eq!(warned.counts(), BTreeMap::from([("foo".into(), 2)]));
+    }
+
+    #[test]
+    fn clients_cannot_make_the_known_names_grow_without_end() {
+        let warned = Warned::default();
+        (0..1000).for_each(|i| warned.unknown(&format!("f{i}")));
+        let counts = warned.counts();
+        assert_eq!((counts.len(), counts[OTHERS]), (Warned::MOST + 1, 1000 - Warned::MOST as u64));
     }
 }

@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::choice::{Choice, ChoiceError, End, Ending, Entry, Piece};
 use super::error::ApiError;
+use super::front::{Deadline, Slot};
 use super::params::Generation;
+use super::running::Named;
+use super::seen::Seen;
 use super::state::{AppState, Route};
-use crate::request::{NewRequest, TokenId};
+use crate::request::{NewRequest, Score, TokenId};
 
 /// Most choices of one HTTP request, over all its prompts.
 const MAX_CHOICES: usize = 256;
@@ -26,12 +29,24 @@ pub struct Options {
     pub prompt_field: &'static str,
 }
 
+/// One prompt with what is asked about it.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub prompt: Vec<TokenId>,
+    pub generation: Arc<Generation>,
+    /// By which it can be aborted.
+    pub names: Vec<String>,
+}
+
 /// Choices being generated. Dropping it cancels all of them.
 pub struct Run {
     pieces: mpsc::Receiver<(usize, Result<Piece, ChoiceError>)>,
     pub choices: usize,
     /// Tokens of the prompts, each counted once.
     pub prompt_tokens: usize,
+    seen: Seen,
+    _named: Vec<Named>,
+    deadline: Option<Deadline>,
 }
 
 /// A complete answer.
@@ -39,44 +54,45 @@ pub struct Run {
 pub struct Answer {
     pub text: String,
     pub entries: Vec<Entry>,
+    /// Of the prompt's tokens, as far as they were asked for.
+    pub scores: Vec<Score>,
     pub end: Option<End>,
 }
 
 impl Run {
     /// Hand all choices to the engine: those of the first prompt, then those of the next one. Either all
-    /// are accepted or none runs.
-    pub fn start(
-        state: &AppState,
-        route: &Route,
-        prompts: Vec<Vec<TokenId>>,
-        generation: &Generation,
-        options: Options,
-    ) -> Result<Self, ApiError> {
-        let choices = prompts.len() * generation.n;
+    /// are accepted or none runs. All prompts have as many choices. Where not all requests can run at once, wait for this
+    /// one's turn.
+    pub async fn start(state: &AppState, route: &Route, asks: Vec<Ask>, options: Options) -> Result<Self, ApiError> {
+        let n = asks.first().map_or(1, |ask| ask.generation.n);
+        let choices = asks.len() * n;
         let most = MAX_CHOICES.min(state.max_requests);
         if choices > most {
-            let message = format!("{} prompts with n = {} are more than {most} choices.", prompts.len(), generation.n);
+            let message = format!("{} prompts with n = {n} are more than {most} choices.", asks.len());
             return Err(ApiError::value(options.prompt_field, message));
         }
-        let prompt_tokens = prompts.iter().map(Vec::len).sum();
-        let ending = Ending {
-            eos: Arc::clone(&route.eos),
-            stop_tokens: generation.sampling.stop_token_ids.clone(),
-            stops: generation.stops.clone(),
-            include_stop: generation.include_stop,
-            min_tokens: generation.sampling.min_tokens,
-        };
+        let prompt_tokens = asks.iter().map(|ask| ask.prompt.len()).sum();
+        let mut seen = Seen::new(prompt_tokens, n, route);
+        // Before the wait, during which it may be aborted, too.
+        let (named, aborted): (Vec<_>, Vec<_>) = asks.iter().map(|ask| state.running.enter(ask.names.clone())).unzip();
+        let (slots, deadline) = state.enter(choices, prompt_tokens).await?;
         let mut running = Vec::with_capacity(choices);
-        let live = state.engine.live_requests();
-        if live + choices > state.max_requests {
-            return Err(ApiError::overloaded(live));
-        }
-        for prompt in prompts {
+        for (Ask { prompt, generation, .. }, aborted) in asks.into_iter().zip(aborted) {
+            let ending = Ending {
+                eos: Arc::clone(&route.eos),
+                stop_tokens: generation.sampling.stop_token_ids.clone(),
+                stops: generation.stops.clone(),
+                include_stop: generation.include_stop,
+                min_tokens: generation.sampling.min_tokens,
+                keep_special: generation.keep_special,
+            };
+            let from = generation.sampling.prompt_logprobs.map_or(u32::MAX, |wanted| wanted.from.max(1));
+            let to_score = from.min(prompt.len() as u32)..prompt.len() as u32;
             // At least one, so that a prompt that leaves no room is refused by the engine with the numbers.
             let left = (route.room as usize).saturating_sub(prompt.len()).max(1) as u32;
             let default = options.default_max_tokens.map_or(left, |most| most.min(left));
             let seed = generation.prompt_seed();
-            for choice in 0..generation.n {
+            for choice in 0..n {
                 let request = NewRequest {
                     route: route.served.id,
                     prompt: prompt.clone(),
@@ -86,29 +102,57 @@ impl Run {
                     cache_salt: generation.cache_salt.clone(),
                 };
                 let stream = state.engine.submit(request).map_err(|e| ApiError::refused(&e, options.prompt_field))?;
-                running.push(Choice::new(stream, Arc::clone(&route.text), ending.clone()));
+                seen.submitted(&stream);
+                let choice = Choice::new(stream, Arc::clone(&route.text), ending.clone()).scoring(to_score.clone());
+                running.push((choice, aborted.clone()));
             }
         }
         let (sender, pieces) = mpsc::channel(BUFFER);
-        for (index, choice) in running.into_iter().enumerate() {
-            tokio::spawn(follow(index, choice, sender.clone()));
+        for (index, ((choice, aborted), slot)) in running.into_iter().zip(slots).enumerate() {
+            tokio::spawn(follow(index, choice, aborted, sender.clone(), slot));
         }
-        Ok(Self { pieces, choices, prompt_tokens })
+        Ok(Self { pieces, choices, prompt_tokens, seen, _named: named, deadline })
+    }
+
+    /// The answer has this `id`.
+    pub fn named(&self, id: &str) {
+        self.seen.enter(|facts| facts.answer = Some(id.to_owned()));
+    }
+
+    /// It is answered piece by piece.
+    pub fn streams(&self) {
+        self.seen.enter(|facts| facts.stream = true);
+    }
+
+    /// It is broken off with this error.
+    pub fn failed(&self, code: &'static str) {
+        self.seen.enter(|facts| facts.error = Some(code));
     }
 
     /// The next piece of any choice; `None` after the last one.
     pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, Result<Piece, ChoiceError>)>> {
-        self.pieces.poll_recv(cx)
+        // First, as pieces may always be there.
+        if let Some(deadline) = &mut self.deadline
+            && let Poll::Ready(error) = deadline.poll_over(cx)
+        {
+            return Poll::Ready(Some((0, Err(ChoiceError::Deadline(error)))));
+        }
+        let piece = std::task::ready!(self.pieces.poll_recv(cx));
+        if let Some((index, Ok(piece))) = &piece {
+            self.seen.piece(*index, piece);
+        }
+        Poll::Ready(piece)
     }
 
     /// All answers, in the order of the choices.
     pub async fn collect(mut self) -> Result<Vec<Answer>, ApiError> {
         let mut answers = vec![Answer::default(); self.choices];
-        while let Some((index, piece)) = self.pieces.recv().await {
+        while let Some((index, piece)) = std::future::poll_fn(|cx| self.poll_piece(cx)).await {
             let piece = piece?;
             if let Some(answer) = answers.get_mut(index) {
                 answer.text.push_str(&piece.text);
                 answer.entries.extend(piece.entries);
+                answer.scores.extend(piece.scores);
                 answer.end = piece.end;
             }
         }
@@ -119,11 +163,19 @@ impl Run {
     }
 }
 
-/// Pass a choice's pieces on until it ends or nobody listens.
-async fn follow(index: usize, mut choice: Choice, sender: mpsc::Sender<(usize, Result<Piece, ChoiceError>)>) {
+/// Pass a choice's pieces on until it ends, is aborted, or nobody listens.
+async fn follow(
+    index: usize,
+    mut choice: Choice,
+    mut aborted: watch::Receiver<bool>,
+    sender: mpsc::Sender<(usize, Result<Piece, ChoiceError>)>,
+    _slot: Slot,
+) {
     loop {
         let piece = tokio::select! {
             () = sender.closed() => return,
+            // The sender lives as long as the run, whose end closes `sender`.
+            Ok(_) = aborted.wait_for(|aborted| *aborted) => Ok(choice.abort()),
             piece = choice.next() => piece,
         };
         let last = piece.as_ref().map_or(true, |piece| piece.end.is_some());

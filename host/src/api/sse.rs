@@ -28,6 +28,7 @@ pub trait Encoder: Send + Unpin + 'static {
 
 /// A response that streams `run`. It ends with `[DONE]`, after an error too. Dropping it cancels the run.
 pub fn respond(run: Run, encoder: impl Encoder, keep_alive: Duration) -> Response {
+    run.streams();
     let mut stream = EventStream {
         open: run.choices,
         run: Some(run),
@@ -86,6 +87,9 @@ impl<E: Encoder> EventStream<E> {
         // The engine's line about a model that is down stands for all its requests.
         if error.code != MODEL_DOWN {
             tracing::error!(error = %error.message, "a stream failed");
+        }
+        if let Some(run) = &self.run {
+            run.failed(error.code);
         }
         self.push(vec![error.body()]);
         self.end();

@@ -1,16 +1,23 @@
 //! What the handlers share.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use arc_swap::ArcSwap;
 use axum::http::StatusCode;
 
 use super::admin::{Access, Reload};
 use super::admission::Admissions;
+use super::counts::ApiCounts;
 use super::error::ApiError;
+use super::front::Front;
 use super::params::SamplingDefaults;
 use super::reader::{Fields, Warned};
+use super::record::Record;
+use super::running::Running;
 use super::tokenise::TextWork;
+use crate::constraint::Compiler;
 use crate::engine::{Engine, ServedRoute};
 use crate::request::TokenId;
 use crate::runner::{ModelInfo, PAGE_TOKENS};
@@ -31,12 +38,22 @@ pub struct AppState {
     pub max_requests: usize,
     /// Who may use the admin endpoints. Nobody if nothing is said.
     pub access: Access,
+    /// Who may ask, how much and in which order.
+    pub front: Front,
     /// What `POST /admin/reload` does.
     pub reload: Option<Arc<Reload>>,
+    /// Of the HTTP interface.
+    pub counts: ApiCounts,
+    /// Of the configuration in force; empty without one.
+    pub config_sha256: Arc<ArcSwap<String>>,
     pub(super) started: u64,
     pub(super) warned: Warned,
     pub(super) admissions: Admissions,
     pub(super) text_work: TextWork,
+    pub(super) compiler: Compiler,
+    pub(super) running: Running,
+    /// `/ready` says no.
+    leaving: AtomicBool,
 }
 
 impl AppState {
@@ -50,12 +67,23 @@ impl AppState {
             max_body_bytes: 32 << 20,
             max_requests: 1024,
             access: Access::default(),
+            front: Front::default(),
             reload: None,
+            counts: ApiCounts::default(),
+            config_sha256: Arc::default(),
             started: unix_time(),
             warned: Warned::default(),
             admissions: Admissions::default(),
             text_work: TextWork::default(),
+            compiler: Compiler::default(),
+            running: Running::default(),
+            leaving: AtomicBool::new(false),
         }
+    }
+
+    /// From now on `/ready` says no, so that load balancers send nobody here; who comes is still served.
+    pub fn start_leaving(&self) {
+        self.leaving.store(true, Ordering::Release);
     }
 
     /// From now on `/ready` says no and new requests for answers are refused. Those admitted go on.
@@ -64,7 +92,8 @@ impl AppState {
     }
 
     pub fn is_ready(&self) -> bool {
-        self.engine.is_ready() && !self.admissions.is_closed()
+        let leaving = self.leaving.load(Ordering::Acquire);
+        self.engine.is_ready() && !leaving && !self.admissions.is_closed()
     }
 
     /// The route that the `model` field names.
@@ -80,6 +109,7 @@ impl AppState {
             }
         };
         let route = routes.named(&name).ok_or_else(|| unknown_model(&name))?;
+        Record::note(|facts| (facts.model, facts.policy) = (Some(name.clone()), route.policy.clone()));
         if let Some(disabled) = route.disabled() {
             return Err(ApiError::route_disabled(disabled));
         }

@@ -4,28 +4,31 @@
 use serde_json::Value;
 
 use super::error::ApiError;
-use super::reader::{Fields, nothing, real};
+use super::reader::{Fields, real};
 use super::state::Route;
+use super::structured::{self, off};
 
 /// Fields with the value that asks for nothing, and what to do instead.
 type Refused = (&'static [&'static str], fn(&Value) -> bool, &'static str);
 
 const REFUSED: &[Refused] = &[
-    (
-        &["regex", "json_schema", "grammar", "ebnf", "structural_tag", "structured_outputs", "stop_regex"],
-        off,
-        "leave it out, and ask for the form in the prompt",
-    ),
-    (&["response_format"], is_text, "ask for the format in the prompt"),
+    (&["structural_tag"], off, "ask with `json_schema`, or with a grammar in `grammar`"),
+    (&["stop_regex"], off, "give strings in `stop`, or the form of the whole answer in `regex`"),
     (&["tools", "functions"], off, "leave it out"),
     (&["tool_choice", "function_call"], no_call, "leave it out"),
     (&["modalities"], text_alone, "answers are text; leave it out"),
     (&["audio", "prediction", "web_search_options", "documents"], off, "leave it out"),
     (&["input_embeds", "prompt_embeds", "image_data", "video_data", "audio_data"], off, "give the prompt as text"),
     (&["reasoning_effort"], no_effort, "set what the model's template reads in chat_template_kwargs"),
+    (&["route"], off, "name the route in `model`"),
+    (
+        &["policy", "policy_settings"],
+        off,
+        "a route's policy and its settings are the operator's; name another route in `model`",
+    ),
     (&["chat_template"], off, "put a template into the model's directory"),
-    (&["continue_final_message"], off, "use /v1/completions"),
-    (&["echo", "suffix", "truncate_prompt_tokens", "allowed_token_ids", "bad_words"], off, "leave it out"),
+    (&["suffix"], off, "write the whole prompt for the model's own fill-in-the-middle tokens"),
+    (&["allowed_token_ids", "bad_words"], off, "use `logit_bias`"),
     (&["best_of"], one, "use `n` and choose among the choices"),
     (&["use_beam_search", "early_stopping"], off, "leave it out"),
     (&["num_beams", "length_penalty", "typical_p", "tfs_z"], one, "leave it out"),
@@ -35,13 +38,8 @@ const REFUSED: &[Refused] = &[
         "leave it out",
     ),
     (&["logits_processors", "custom_logit_processor", "lora_path", "lora_request"], off, "leave it out"),
-    // Their 0 asks for something too.
-    (&["prompt_logprobs", "top_logprobs_num"], unset, "leave it out"),
-    (&["return_logprob"], off, "use `logprobs` of /v1/completions"),
-    (&["logprob_token_ids", "token_ids_logprob", "return_hidden_states"], off, "leave it out"),
-    (&["return_token_ids", "return_tokens_as_token_ids"], off, "use `return_routing`, whose entries have the ids"),
-    (&["skip_special_tokens"], on, "special tokens are never part of the text"),
-    (&["no_stop_trim"], off, "use `include_stop_str_in_output`"),
+    (&["logprob_token_ids"], off, "use `token_ids_logprob` of /generate"),
+    (&["return_hidden_states"], off, "leave it out"),
 ];
 
 /// Accepted and without effect: they name the caller, or concern only what is refused above.
@@ -55,6 +53,19 @@ const WITHOUT_EFFECT: &[&str] = &[
     "spaces_between_special_tokens",
 ];
 
+/// Fields of /generate that OpenAI's endpoints have in another form.
+pub const NATIVE_ONLY: &[&str] = &["return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"];
+
+/// Fields of OpenAI's endpoints that /generate has in another form, or not at all.
+pub const OPENAI_ONLY: &[&str] = &[
+    "echo",
+    "prompt_logprobs",
+    "return_tokens_as_token_ids",
+    "return_token_ids",
+    "continue_final_message",
+    "truncate_prompt_tokens",
+];
+
 /// Refuse what is not built. Every object that an endpoint reads sampling fields from goes through here.
 pub fn refuse_unbuilt(fields: &mut Fields) -> Result<(), ApiError> {
     for (names, neutral, remedy) in REFUSED {
@@ -62,13 +73,19 @@ pub fn refuse_unbuilt(fields: &mut Fields) -> Result<(), ApiError> {
             fields.refuse(name, *neutral, remedy)?;
         }
     }
-    for name in fields.names_with_prefix("guided_") {
-        fields.refuse(&name, off, "leave it out, and ask for the form in the prompt")?;
+    let unread = |name: &String| !structured::FIELDS.iter().any(|(read, _)| read == name);
+    for name in fields.names_with_prefix("guided_").into_iter().filter(unread) {
+        fields.refuse(&name, off, "leave it out, or ask with `guided_json`, `guided_regex` or the like")?;
     }
     for name in WITHOUT_EFFECT {
         fields.take(name);
     }
     Ok(())
+}
+
+/// Fields that one group of endpoints has and another has not: there they are refused, not ignored.
+pub fn elsewhere(fields: &mut Fields, names: &[&str], remedy: &str) -> Result<(), ApiError> {
+    names.iter().try_for_each(|name| fields.refuse(name, off, remedy))
 }
 
 /// Read `add_special_tokens`, which must be what the endpoint does anyway, unless the model's tokenizer
@@ -82,25 +99,8 @@ pub fn special_tokens(fields: &mut Fields, route: &Route, added: bool, is_text: 
     Ok(())
 }
 
-/// False, 0, "" and []. An empty object is a value like any other: an empty schema still asks for JSON.
-fn off(value: &Value) -> bool {
-    nothing(value) && !value.is_object()
-}
-
-fn unset(value: &Value) -> bool {
-    value == &Value::Bool(false)
-}
-
-fn on(value: &Value) -> bool {
-    value == &Value::Bool(true)
-}
-
 fn one(value: &Value) -> bool {
     real(value) == Some(1.0)
-}
-
-fn is_text(value: &Value) -> bool {
-    off(value) || value.get("type").and_then(Value::as_str) == Some("text")
 }
 
 fn no_call(value: &Value) -> bool {
@@ -136,14 +136,11 @@ mod tests {
 
     #[test]
     fn what_would_change_the_answer() {
-        for field in ["guided_json", "guided_anything", "json_schema", "structured_outputs", "audio"] {
+        for field in ["guided_anything", "structural_tag", "audio"] {
             assert!(refused(field, json!({})), "{field}: an empty object asks for something");
         }
         for (field, value) in [
-            ("regex", json!("a+")),
-            ("ebnf", json!("x")),
-            ("grammar", json!("x")),
-            ("guided_choice", json!(["a"])),
+            ("guided_whitespace_pattern", json!(" ")),
             ("stop_regex", json!("a")),
             ("function_call", json!({"name": "f"})),
             ("functions", json!([{}])),
@@ -157,13 +154,8 @@ mod tests {
             ("no_repeat_ngram_size", json!(2)),
             ("typical_p", json!(0.5)),
             ("chat_template", json!("x")),
-            ("echo", json!(true)),
             ("suffix", json!("x")),
             ("best_of", json!(2)),
-            ("prompt_logprobs", json!(0)),
-            ("response_format", json!({"type": "json_object"})),
-            ("response_format", json!({})),
-            ("skip_special_tokens", json!(false)),
         ] {
             assert!(refused(field, value.clone()), "{field}: {value}");
         }
@@ -171,13 +163,12 @@ mod tests {
 
     #[test]
     fn what_asks_for_nothing() {
-        let listed = REFUSED.iter().flat_map(|(names, ..)| *names).chain(&["guided_json"]);
+        let listed = REFUSED.iter().flat_map(|(names, ..)| *names).chain(&["guided_anything"]);
         for field in listed {
             assert!(!refused(field, Value::Null), "{field}");
         }
         for (field, value) in [
-            ("regex", json!("")),
-            ("guided_choice", json!([])),
+            ("guided_decoding_backend", json!("")),
             ("tools", json!([])),
             ("tool_choice", json!("none")),
             ("function_call", json!("auto")),
@@ -185,11 +176,7 @@ mod tests {
             ("length_penalty", json!(1.0)),
             ("no_repeat_ngram_size", json!(0)),
             ("typical_p", json!("1")),
-            ("echo", json!(false)),
             ("best_of", json!(1)),
-            ("prompt_logprobs", json!(false)),
-            ("response_format", json!({"type": "text"})),
-            ("skip_special_tokens", json!(true)),
         ] {
             assert!(!refused(field, value.clone()), "{field}: {value}");
         }

@@ -80,10 +80,12 @@ impl Made {
                 end: context.len(),
                 pages,
                 sampled: 1,
+                scored: 0,
                 sampling: &self.sampling,
                 prompt_len: context.len(),
                 masked: &[],
                 nets: &[],
+                allowed: &[],
             }
         };
         let scalars = SignalSet::ENTROPY

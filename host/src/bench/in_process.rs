@@ -111,6 +111,7 @@ impl InProcess {
             let told = stream.events.recv().await.ok_or("the engine stopped")?;
             match told.event {
                 Event::PromptCached { tokens } => answer.cached_tokens = Some(u64::from(tokens)),
+                Event::PromptScored { .. } => {}
                 Event::Committed { tokens, .. } => {
                     answer.ended = told.at;
                     answer.tokens += tokens.len() as u64;

@@ -108,7 +108,7 @@ impl Runner for Remote {
             return Err(RunnerError::new("standard serving: a dispatcher's engine has one request at a time"));
         };
         let (sample, signals) = self.call(rows, &batch.signals)?;
-        Ok(RowOutputs { samples: vec![sample], signals, hidden: Vec::new() })
+        Ok(RowOutputs { samples: vec![sample], signals, ..RowOutputs::default() })
     }
 }
 
@@ -126,10 +126,12 @@ mod tests {
             end: 3,
             pages: &[],
             sampled: 1,
+            scored: 0,
             sampling: &sampling,
             prompt_len: 2,
             masked: &[9],
             nets: &[],
+            allowed: &[],
         };
         let body = body("small", &rows, true);
         assert_eq!((&body["input_ids"], &body["return_routing"]), (&json!([1, 2, 3]), &json!(true)));

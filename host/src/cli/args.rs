@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use super::bench::Bench;
+use super::doctor::{Completions, Doctor};
 use super::eval::Eval;
 use super::plugin::Plugin;
 use super::replay::Replay;
@@ -35,6 +36,7 @@ Examples:
   tokenrouter tune --times 6.0,27.9 --handoff 0.35 --concurrency 1..16
   tokenrouter plugin new my-policy
   tokenrouter replay recordings/run-00000 --plugin my-policy.wat
+  tokenrouter doctor config/demo.toml
 
 Any key of the configuration can be set by the environment: TOKENROUTER__SERVER__PORT=8000";
 
@@ -49,6 +51,8 @@ pub enum Command {
     Check(Check),
     Plugin(Plugin),
     Replay(Box<Replay>),
+    Doctor(Doctor),
+    Completions(Completions),
 }
 
 /// Serve the routes and models of a configuration over HTTP
@@ -58,7 +62,8 @@ Examples:
   tokenrouter serve config/demo.toml
   tokenrouter serve config/demo.toml --host 0.0.0.0 --port 8000
 
-The first SIGTERM or SIGINT lets running requests finish (server.drain_timeout), the second ends at once.
+The first SIGTERM or SIGINT lets running requests finish (server.drain_timeout), the second ends at once
+with exit status 1.
 SIGHUP reads the configuration anew: other routes are taken over while requests run.")]
 pub struct Serve {
     /// Configuration file (TOML)

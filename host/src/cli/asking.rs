@@ -43,5 +43,12 @@ pub fn ending(route: &RouteInfo, engine: &Engine) -> Ending {
         route.models.iter().flat_map(|(m, _)| engine.models()[m.index()].eos.iter().copied()).collect();
     eos.sort_unstable();
     eos.dedup();
-    Ending { eos: eos.into(), stop_tokens: Vec::new(), stops: Vec::new(), include_stop: false, min_tokens: 0 }
+    Ending {
+        eos: eos.into(),
+        stop_tokens: Vec::new(),
+        stops: Vec::new(),
+        include_stop: false,
+        min_tokens: 0,
+        keep_special: false,
+    }
 }

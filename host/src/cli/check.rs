@@ -1,6 +1,7 @@
 //! `tokenrouter check`
 
 use super::args::Check;
+use super::front::Secrets;
 use super::output::{Failure, write_stdout};
 use super::progress::Progress;
 use super::serve::{plugin_infos, sources};
@@ -10,6 +11,7 @@ use crate::config::{self, Config};
 pub fn run(arguments: &Check) -> Result<(), Failure> {
     let config = Config::load(&arguments.config, &config::environment()).map_err(Failure::input)?;
     record::check(&config)?;
+    drop(Secrets::read(&config)?);
     let prepared = build::prepare(config)?;
     // Weights are read and policies created as for serving: only that shows that they work.
     drop(prepared.start(&Progress::stderr())?);

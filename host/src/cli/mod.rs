@@ -6,9 +6,13 @@ mod bench;
 mod build;
 mod check;
 mod device;
+mod doctor;
 mod eval;
+mod front;
 mod generate;
+mod listen;
 mod load;
+mod notify;
 mod output;
 mod plan;
 pub(crate) mod plugin;
@@ -49,6 +53,8 @@ pub fn main() -> ExitCode {
         Command::Check(check) => check::run(check),
         Command::Plugin(plugin) => plugin::run(plugin),
         Command::Replay(replay) => replay::run(replay),
+        Command::Doctor(doctor) => doctor::run(doctor),
+        Command::Completions(completions) => doctor::completions(completions),
     });
     let Err(failure) = result else { return ExitCode::SUCCESS };
     let (status, line) = failure.report(output::stderr_is_coloured());

@@ -2,8 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use arc_swap::ArcSwap;
+
 use super::args::Serve;
 use super::build::Prepared;
+use super::front::{InForce, Secrets};
 use super::output::Failure;
 use super::serve::load;
 use crate::api::{Refused, Reloaded};
@@ -15,8 +18,11 @@ use crate::subserver::coordinator::Ladders;
 pub struct Reloader {
     arguments: Serve,
     engine: Arc<Engine>,
+    /// Of the configuration in force.
+    config_sha256: Arc<ArcSwap<String>>,
     /// What the engine serves.
     current: Mutex<Prepared>,
+    front: InForce,
 }
 
 impl From<Failure> for Refused {
@@ -37,8 +43,16 @@ fn refused(error: &StartError, told: Failure) -> Refused {
 }
 
 impl Reloader {
-    pub fn new(arguments: Serve, prepared: Prepared, engine: Arc<Engine>) -> Self {
-        Self { arguments, engine, current: Mutex::new(prepared) }
+    /// `config_sha256` is kept true.
+    pub fn new(
+        arguments: Serve,
+        prepared: Prepared,
+        engine: Arc<Engine>,
+        config_sha256: Arc<ArcSwap<String>>,
+        front: InForce,
+    ) -> Self {
+        config_sha256.store(Arc::new(prepared.config.sha256()));
+        Self { arguments, engine, config_sha256, current: Mutex::new(prepared), front }
     }
 
     /// Take over what has changed since: all of it, or nothing. Takes as long as making plugins and reading
@@ -48,6 +62,7 @@ impl Reloader {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let config = load(&self.arguments).map_err(Failure::input)?;
         let config = config.taken_over(&current.config).map_err(|e| Refused::Restart(e.to_string()))?;
+        let secrets = Secrets::read(&config)?;
         let next = current.with_config(config)?;
         // A reload is the operator's word that a disabled route may be tried again.
         let served = self.engine.routes();
@@ -59,6 +74,8 @@ impl Reloader {
         let wanted = next.wanted(&current, disabled);
         let routes = self.engine.set_routes(wanted).map_err(|error| refused(&error, next.start_failure(&error)))?;
         let models = self.set_waits(&current, &next)?;
+        self.config_sha256.store(Arc::new(next.config.sha256()));
+        self.front.replace(secrets);
         *current = next;
         Ok(Reloaded { routes, models })
     }

@@ -36,11 +36,14 @@ pub fn routes(config: &Config, plugins: &[PluginInfo]) -> String {
 }
 
 /// A request to try, as a command. The first route answers it, or the first model.
-pub fn curl(config: &Config, address: &str) -> String {
+pub fn curl(config: &Config, server: &str) -> String {
+    let front = &config.server.front;
+    let keys = front.api_key_file.is_some() || !front.api_keys.is_empty();
+    let key = if keys { " -H 'Authorization: Bearer KEY'" } else { "" };
     let first = config.routes.first().map(|r| &r.name).or(config.models.first().map(|m| &m.name));
     let model = first.map_or("", String::as_str);
     format!(
-        "curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"model\": \"{model}\", \
+        "curl {server}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{{\"model\": \"{model}\", \
          \"messages\": [{{\"role\": \"user\", \"content\": \"Compute 17 * 24.\"}}], \"temperature\": 0}}'"
     )
 }
@@ -78,7 +81,7 @@ large  -        large
 
     #[test]
     fn a_request_to_try() {
-        let curl = curl(&config("[models.m]\npath = 's'\n"), "[::1]:80");
+        let curl = curl(&config("[models.m]\npath = 's'\n"), "http://[::1]:80");
         assert!(curl.starts_with("curl http://[::1]:80/v1/chat/completions "), "{curl}");
         let body = curl.split('\'').nth(3).unwrap();
         let body: serde_json::Value = serde_json::from_str(body).unwrap();

@@ -5,19 +5,21 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::args::Serve;
 use super::build::{self, Prepared};
+use super::front::{InForce, Secrets};
+use super::listen::{bind, bind_admin, bind_socket, check_files, check_socket, socket_path};
+use super::notify::notify;
 use super::output::Failure;
 use super::plan::table;
 use super::progress::Progress;
 use super::record;
 use super::reload::Reloader;
 use super::report::{self, PluginInfo};
-use crate::api::{self, Access, AppState, Reload};
-use crate::config::{self, AdminKey, Config, ConfigError};
+use crate::api::{self, Access, AppState, Listener, Reload};
+use crate::config::{self, AdminKey, Config, ConfigError, ServerConfig};
 use crate::engine::Engine;
 use crate::record::Recording;
 
@@ -43,10 +45,12 @@ async fn serve(arguments: &Serve, config: Config) -> Result<(), Failure> {
     // One that comes during the start is heard after it.
     let hangup = signal(SignalKind::hangup()).map_err(Failure::work)?;
     let address = SocketAddr::new(config.server.host, config.server.port);
-    let drain_timeout = config.server.drain_timeout;
+    let (tcp, drain) = (config.server.front.tcp, Drain::of(&config.server));
+    let in_force = InForce::new(Secrets::read(&config)?);
+    check_socket(&config)?;
     // A port in use shows before minutes of loading; until the models work nobody is kept waiting.
     // Both at once, as they will be: they may be in each other's way.
-    let probe = bind(address).await?;
+    let probe = if tcp { Some(bind(address).await?) } else { None };
     let admin_address = config.server.admin;
     if let Some(admin) = admin_address {
         drop(bind_admin(admin).await?);
@@ -79,20 +83,30 @@ async fn serve(arguments: &Serve, config: Config) -> Result<(), Failure> {
     let server = &prepared.config.server;
     state.max_body_bytes = server.max_body_bytes;
     state.max_requests = server.max_requests;
+    state.front = in_force.door(&prepared.config);
     state.access = Access::new(server.admin.is_some(), server.admin_keys.iter().map(AdminKey::expose));
-    let listener = bind(address).await?;
-    let address = listener.local_addr().map_err(Failure::work)?;
+    let listener = Listener {
+        tcp: if tcp { Some(bind(address).await?) } else { None },
+        tls: in_force.tls.clone(),
+        unix: bind_socket(&prepared.config)?,
+    };
+    check_files(&prepared.config);
+    let address = listener.tcp.as_ref().map(|tcp| tcp.local_addr()).transpose().map_err(Failure::work)?;
     let admin = match admin_address {
-        Some(admin) => Some(bind_admin(admin).await?),
+        Some(admin) => {
+            let tcp = Some(bind_admin(admin).await?);
+            Some(Listener { tcp, tls: in_force.tls.clone(), unix: None })
+        }
         None => None,
     };
-    let admin_address = admin.as_ref().map(TcpListener::local_addr).transpose().map_err(Failure::work)?;
+    let admin_address =
+        admin.as_ref().and_then(|admin| Some(admin.tcp.as_ref()?.local_addr())).transpose().map_err(Failure::work)?;
     let mut stdout = io::stdout().lock();
     // Whoever started the server may have closed its output.
     let screen = screen(&prepared, recording.as_ref(), address, admin_address);
     let _ = stdout.write_all(screen.as_bytes()).and_then(|()| stdout.flush());
     drop(stdout);
-    let reloader = Reloader::new(arguments.clone(), prepared, engine.clone());
+    let reloader = Reloader::new(arguments.clone(), prepared, engine.clone(), state.config_sha256.clone(), in_force);
     let reload = Arc::new(Reload::new(move || reloader.reload()));
     state.reload = Some(reload.clone());
     let state = Arc::new(state);
@@ -105,8 +119,9 @@ async fn serve(arguments: &Serve, config: Config) -> Result<(), Failure> {
             }
         }
     };
+    notify("READY=1");
     let served = async move {
-        let ended = until_stopped(listener, state, &reload, &engine, signals, hangup, drain_timeout).await;
+        let ended = until_stopped(listener, state, &reload, &engine, signals, hangup, drain).await;
         drop(end_admin);
         ended
     };
@@ -116,15 +131,34 @@ async fn serve(arguments: &Serve, config: Config) -> Result<(), Failure> {
 /// Time to deliver the last event to clients whose requests are broken off.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Serve until the first signal, then let requests finish until `drain_timeout` or the second one.
+/// How long a server that is told to stop goes on.
+#[derive(Clone, Copy)]
+struct Drain {
+    /// With new requests.
+    grace: Duration,
+    /// Then, with those under way.
+    timeout: Duration,
+}
+
+impl Drain {
+    fn of(server: &ServerConfig) -> Self {
+        Self { grace: server.front.drain_grace, timeout: server.drain_timeout }
+    }
+}
+
+fn broken_off() -> Failure {
+    Failure::work("ended by a second signal; running requests were broken off")
+}
+
+/// Serve until the first signal, then let requests finish until the drain is over or the second one.
 async fn until_stopped(
-    listener: TcpListener,
+    listener: Listener,
     state: Arc<AppState>,
     reload: &Arc<Reload>,
     engine: &Arc<Engine>,
     mut signals: Signals,
     mut hangup: Signal,
-    drain_timeout: Duration,
+    drain: Drain,
 ) -> Result<(), Failure> {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let draining = state.clone();
@@ -140,6 +174,16 @@ async fn until_stopped(
             }
         }
     }
+    notify("STOPPING=1");
+    draining.start_leaving();
+    if !drain.grace.is_zero() {
+        tracing::info!(seconds = drain.grace.as_secs_f64(), "stopping: requests are still taken for drain_grace_s");
+        tokio::select! {
+            ended = &mut serving => return ended.map_err(Failure::work),
+            () = tokio::time::sleep(drain.grace) => {}
+            () = signals.next() => return Err(broken_off()),
+        }
+    }
     draining.start_draining();
     engine.stop_accepting();
     tracing::info!(
@@ -149,14 +193,14 @@ async fn until_stopped(
     drop(stop);
     tokio::select! {
         ended = &mut serving => ended.map_err(Failure::work),
-        () = tokio::time::sleep(drain_timeout) => {
+        () = tokio::time::sleep(drain.timeout) => {
             tracing::warn!(requests = engine.live_requests(), "drain_timeout is over: the requests left are broken off");
             // Their clients are told; one that does not read is not waited for.
             engine.fail_all();
             let told = tokio::time::timeout(LAST_WORDS, &mut serving);
             told.await.unwrap_or(Ok(())).map_err(Failure::work)
         }
-        () = signals.next() => Err(Failure::work("ended by a second signal; running requests were broken off")),
+        () = signals.next() => Err(broken_off()),
     }
 }
 
@@ -179,47 +223,28 @@ impl Signals {
     }
 }
 
-async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
-    TcpListener::bind(address).await.map_err(|e| {
-        let port = address.port();
-        Failure::input(match e.kind() {
-            io::ErrorKind::AddrInUse => format!(
-                "server.port = {port}: {address} is in use; stop the program that listens there, or choose another port with --port"
-            ),
-            io::ErrorKind::PermissionDenied => {
-                format!("server.port = {port}: ports below 1024 need rights; choose another with --port")
-            }
-            io::ErrorKind::AddrNotAvailable => {
-                format!("server.host = \"{}\": this machine has no such address; try --host 127.0.0.1", address.ip())
-            }
-            _ => format!("cannot listen at {address}: {e}"),
-        })
-    })
-}
-
-async fn bind_admin(address: SocketAddr) -> Result<TcpListener, Failure> {
-    TcpListener::bind(address).await.map_err(|e| {
-        Failure::input(format!("server.admin = \"{address}\": cannot listen there ({e}); choose another address"))
-    })
-}
-
 /// Everything that is served, at a glance.
 fn screen(
     prepared: &Prepared,
     recording: Option<&Recording>,
-    address: SocketAddr,
+    address: Option<SocketAddr>,
     admin: Option<SocketAddr>,
 ) -> String {
     let config = &prepared.config;
     let recorded = recording.map(|r| record::line(config, r)).unwrap_or_default();
-    let admin = admin.map(|admin| format!("\nAdmin endpoints at http://{admin}\n")).unwrap_or_default();
+    let scheme = if config.server.front.tls.is_some() { "https" } else { "http" };
+    let admin = admin.map(|admin| format!("\nAdmin endpoints at {scheme}://{admin}\n")).unwrap_or_default();
+    let socket = socket_path(config).map(|(path, _)| format!("unix:{}", path.display()));
+    let places = [address.map(|address| format!("{scheme}://{address}")), socket];
+    let place = places.into_iter().flatten().collect::<Vec<_>>().join(" and ");
+    let curl = address.map(|address| report::curl(config, &format!("{scheme}://{address}")));
+    let hint = curl.map(|curl| format!("\nTry:\n  {curl}\n")).unwrap_or_default();
     format!(
-        "\nTokenRouter {} serves {} at http://{address}\n\n{}\n{}{recorded}{admin}\nTry:\n  {}\n",
+        "\nTokenRouter {} serves {} at {place}\n\n{}\n{}{recorded}{admin}{hint}",
         env!("CARGO_PKG_VERSION"),
         config.file.display(),
         prepared.plan,
         report::routes(config, &plugin_infos(prepared)),
-        report::curl(config, &address.to_string()),
     )
 }
 

@@ -6,6 +6,7 @@
 
 pub(crate) mod batching;
 pub(crate) mod error;
+mod front;
 mod gpu;
 mod key;
 mod locate;
@@ -21,13 +22,16 @@ use std::time::Duration;
 
 pub use batching::BatchingConfig;
 pub use error::{ConfigError, Origin, suggestion};
+pub use front::FrontConfig;
 pub use gpu::{DeviceChoice, DtypeChoice, GpuConfig};
-pub use key::AdminKey;
+pub use key::{AdminKey, ApiKey, distinct, key_file};
 pub use locate::{HubCache, model_directory, plugin_directories};
 pub use read::DEFAULT_MAX_WAIT;
 pub use record::RecordConfig;
 pub use reload::RestartNeeded;
 pub use tree::ENV_PREFIX;
+
+use sha2::{Digest, Sha256};
 
 use crate::engine::OnError;
 use crate::runner::model_config::shapes::Shape;
@@ -66,6 +70,7 @@ pub struct ServerConfig {
     pub admin_keys: Vec<AdminKey>,
     /// The process ends itself when a hook of a plugin has not come back for so long. `None`: never.
     pub abort_on_hung_plugin: Option<Duration>,
+    pub front: FrontConfig,
 }
 
 impl Default for ServerConfig {
@@ -79,6 +84,7 @@ impl Default for ServerConfig {
             admin: None,
             admin_keys: Vec::new(),
             abort_on_hung_plugin: None,
+            front: FrontConfig::default(),
         }
     }
 }
@@ -196,6 +202,12 @@ impl Config {
     /// Read and check `text`; `file` is its name.
     pub fn parse(text: &str, file: &Path, variables: &BTreeMap<String, String>) -> Result<Self, ConfigError> {
         read::config(text, file, variables).map_err(|fault| fault.in_file(&file.display().to_string()))
+    }
+
+    /// SHA-256 of all settings, the variables' included and keys left out. It changes with the program's version.
+    pub fn sha256(&self) -> String {
+        let digest = Sha256::digest(format!("{self:?}"));
+        digest.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Directory that relative paths of the file start from.

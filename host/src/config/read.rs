@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::batching::batching;
 use super::error::{Fault, Origin, suggestion};
+use super::front::front;
 use super::gpu::{device, dtype, gpu};
 use super::key::admin_keys;
 use super::record::record;
@@ -99,6 +100,7 @@ fn server(mut section: Section) -> Result<ServerConfig, Fault> {
     if let Some(field) = section.take("abort_on_hung_plugin_s") {
         server.abort_on_hung_plugin = Some(Duration::from_secs_f64(field.number(1.0..=86400.0)?));
     }
+    server.front = front(&mut section, !server.admin_keys.is_empty())?;
     section.end()?;
     Ok(server)
 }

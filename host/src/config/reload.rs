@@ -1,8 +1,13 @@
 //! What a server at work can take over of a configuration that has changed. Pure.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
-use super::{BatchingConfig, Config, DeviceChoice, GpuConfig, ModelConfig, Pool, RecordConfig, ServerConfig, Weights};
+use super::{
+    BatchingConfig, Config, DeviceChoice, FrontConfig, GpuConfig, ModelConfig, Pool, RecordConfig, ServerConfig,
+    Weights,
+};
+use crate::api::Limits;
 
 /// The first difference that only a restart puts in force. Its text is one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -91,6 +96,7 @@ impl Differences {
             admin,
             admin_keys,
             abort_on_hung_plugin,
+            front,
         } = new;
         self.field("server.host", &old.host, host, |host| format!("\"{host}\""));
         self.plain("server.port", &old.port, port);
@@ -104,6 +110,51 @@ impl Differences {
         // Which they are is a secret.
         let shown = |keys: &Vec<_>| format!("{} keys that are not shown", keys.len());
         self.field("server.admin_keys", &old.admin_keys, admin_keys, shown);
+        self.front(&old.front, front);
+    }
+
+    /// API keys and certificates may change.
+    fn front(&mut self, old: &FrontConfig, new: &FrontConfig) {
+        let FrontConfig { api_keys: _, api_key_file: _, metrics, cors, limits, tls, unix_socket, tcp, drain_grace } =
+            new;
+        self.plain("server.metrics_access", &old.metrics, metrics);
+        self.field("server.cors_*", &old.cors, cors, |cors| if cors.is_some() { "these" } else { "none" }.into());
+        let on = |tls: &bool| if *tls { "some" } else { "none" }.into();
+        self.field("server.tls", &old.tls.is_some(), &tls.is_some(), on);
+        self.optional("server.unix_socket", &old.unix_socket, unix_socket);
+        self.plain("server.tcp", &old.tcp, tcp);
+        self.plain("server.drain_grace_s", &old.drain_grace.as_secs_f64(), &drain_grace.as_secs_f64());
+        self.limits(&old.limits, limits);
+    }
+
+    fn limits(&mut self, old: &Limits, new: &Limits) {
+        let Limits {
+            connections,
+            connections_per_peer,
+            url_bytes,
+            headers,
+            header_bytes,
+            header_timeout,
+            body_timeout,
+            write_timeout,
+            request_timeout,
+            requests_per_client,
+            queued_requests,
+            queued_tokens,
+        } = new;
+        self.plain("server.max_connections", &old.connections, connections);
+        self.optional("server.max_connections_per_peer", &old.connections_per_peer, connections_per_peer);
+        self.plain("server.max_url_bytes", &old.url_bytes, url_bytes);
+        self.plain("server.max_headers", &old.headers, headers);
+        self.plain("server.max_header_bytes", &old.header_bytes, header_bytes);
+        self.plain("server.header_timeout_s", &old.header_timeout.as_secs_f64(), &header_timeout.as_secs_f64());
+        self.plain("server.body_timeout_s", &old.body_timeout.as_secs_f64(), &body_timeout.as_secs_f64());
+        self.plain("server.write_timeout_s", &old.write_timeout.as_secs_f64(), &write_timeout.as_secs_f64());
+        let seconds = |time: &Option<Duration>| time.map(|time| time.as_secs_f64());
+        self.optional("server.request_timeout_s", &seconds(&old.request_timeout), &seconds(request_timeout));
+        self.optional("server.max_requests_per_client", &old.requests_per_client, requests_per_client);
+        self.plain("server.max_queued_requests", &old.queued_requests, queued_requests);
+        self.optional("server.max_queued_tokens", &old.queued_tokens, queued_tokens);
     }
 
     fn gpu(&mut self, old: GpuConfig, new: GpuConfig) {

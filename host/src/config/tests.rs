@@ -1,3 +1,4 @@
+mod front;
 mod reload;
 
 use super::*;
@@ -148,6 +149,16 @@ fn defaults() {
 
 /// Roles keep the order of the file, which is not that of the alphabet.
 #[test]
+fn the_digest_tells_settings_apart_and_not_keys() {
+    let digest = |server: &str| parse(&format!("[server]\n{server}\n{BASE}")).unwrap().sha256();
+    let plain = digest("max_requests = 7");
+    assert_eq!((plain.len(), &digest("max_requests = 7")), (64, &plain));
+    assert_ne!(digest("max_requests = 8"), plain);
+    let keyed = |key: &str| digest(&format!("admin_key = '0123456789abcdef-{key}'"));
+    assert_eq!(keyed("a"), keyed("b"));
+}
+
+#[test]
 fn order_of_roles() {
     let text = format!("{BASE}[routes.r]\nplugin = 'p'\n[routes.r.roles]\nsmall = 'a'\nlarge = 'b'\n");
     assert_eq!(parse(&text).unwrap().routes[0].models, [(0, "a".to_string()), (1, "b".to_string())]);
@@ -162,7 +173,11 @@ fn messages_about_the_server() {
         (
             "colour = 1",
             "unknown key `server.colour`: known are host, port, max_body_bytes, max_requests, \
-             drain_timeout, admin, admin_key, admin_keys, abort_on_hung_plugin_s",
+             drain_timeout, admin, admin_key, admin_keys, abort_on_hung_plugin_s, api_keys, api_key_file, \
+             metrics_access, cors_origins, cors_headers, cors_methods, cors_credentials, max_connections, \
+             max_connections_per_peer, max_url_bytes, max_headers, max_header_bytes, max_requests_per_client, \
+             max_queued_requests, max_queued_tokens, header_timeout_s, body_timeout_s, write_timeout_s, \
+             request_timeout_s, tls, unix_socket_mode, unix_socket, tcp, drain_grace_s",
         ),
         ("port = \"80\"", "server.port = \"80\": must be an integer, not a string"),
         ("port = 65536", "server.port = 65536: must be from 0 to 65535"),

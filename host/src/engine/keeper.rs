@@ -1,11 +1,13 @@
 //! Routes on their way out: who still has to forget them, and threads that see to it and drop what they leave behind.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
+use super::counts::{Counted, RouteCounts};
 use super::nets::NetTable;
 use super::table::ServedRoute;
 use super::{RouteInfo, Shared, StartError};
@@ -56,6 +58,8 @@ pub(super) struct Registry {
     /// Ascending by id.
     entries: Vec<Entry>,
     nets: NetTable,
+    /// By name of the route. What has been counted stays when a route goes: operators choose the names.
+    counts: BTreeMap<String, Arc<RouteCounts>>,
 }
 
 impl Registry {
@@ -63,7 +67,9 @@ impl Registry {
     pub fn enter(&mut self, info: RouteInfo, upkeep: &Sender<Upkeep>) -> Arc<ServedRoute> {
         let (id, info) = (RouteId(self.next), Arc::new(info));
         self.next += 1;
-        let route = Arc::new(ServedRoute::new(id, info.clone(), upkeep.clone()));
+        let counts = self.counts.entry(info.name.clone()).or_default().clone();
+        let counted = Counted::new(counts, &info);
+        let route = Arc::new(ServedRoute::new(id, info.clone(), counted, upkeep.clone()));
         self.entries.push(Entry {
             id,
             info,
@@ -124,6 +130,10 @@ impl Registry {
 
     pub fn info(&mut self, id: RouteId) -> Option<Arc<RouteInfo>> {
         Some(self.entry(id)?.info.clone())
+    }
+
+    pub fn counts(&self) -> BTreeMap<String, Arc<RouteCounts>> {
+        self.counts.clone()
     }
 
     /// How many nets the runner of `model` holds.

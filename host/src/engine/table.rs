@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crossbeam_channel::Sender;
 
 use super::RouteInfo;
+use super::counts::Counted;
 use super::keeper::Upkeep;
 use crate::request::RouteId;
 
@@ -15,12 +16,13 @@ pub struct ServedRoute {
     /// Never given to another route.
     pub id: RouteId,
     pub(super) info: Arc<RouteInfo>,
+    pub(super) counted: Counted,
     upkeep: Option<Sender<Upkeep>>,
 }
 
 impl ServedRoute {
-    pub(super) fn new(id: RouteId, info: Arc<RouteInfo>, upkeep: Sender<Upkeep>) -> Self {
-        Self { id, info, upkeep: Some(upkeep) }
+    pub(super) fn new(id: RouteId, info: Arc<RouteInfo>, counted: Counted, upkeep: Sender<Upkeep>) -> Self {
+        Self { id, info, counted, upkeep: Some(upkeep) }
     }
 
     /// A route without models and with no engine behind it: for tests of those who read routes.
@@ -36,7 +38,7 @@ impl ServedRoute {
             vocab_size: 1,
             disabled: Arc::default(),
         };
-        Self { id, info: Arc::new(info), upkeep: None }
+        Self { id, counted: Counted::new(Arc::default(), &info), info: Arc::new(info), upkeep: None }
     }
 }
 

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 pub use nets::{net_description, safetensors_nets, torch_file, torch_pickle};
 pub use policies::{elf_gate, wasm_loader, wasm_manifest};
 pub use tables::{config_toml, model_config, plan_toml, trace_files};
-pub use texts::{chat_template, http_body, text_tokens};
+pub use texts::{chat_template, http_body, structured_form, text_tokens};
 
 /// A message that people read: one line, and nothing in it that moves their cursor.
 fn one_line(message: &str) {

@@ -98,6 +98,7 @@ targets! {
     net_description 2000
     plan_toml 3000
     safetensors_nets 1500
+    structured_form 400
     text_tokens 1000
     torch_file 1500
     torch_pickle 1500

@@ -1,10 +1,13 @@
 //! What clients send, and the texts in it.
 
 use std::cell::OnceCell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::one_line;
 use crate::api::fuzzed;
+use crate::constraint::{Form, Rules, STACK, Vocabulary, allows, compile, mask_words};
+use crate::plain::plain;
+use crate::request::TokenId;
 use crate::text::{ChatTemplate, Detokenizer, ModelText, StopMatcher, Tokenizer};
 
 /// Texts of a small model, read once.
@@ -90,3 +93,64 @@ pub fn text_tokens(bytes: &[u8]) {
         assert_eq!(run(&pieces), run(&[&back]));
     }
 }
+
+/// The form of an answer, its kind in the first byte: refused with a reason, or followed for some tokens, each of which
+/// the mask allows. What is taken back is as if it had never been read.
+pub fn structured_form(bytes: &[u8]) {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || follow_form(bytes));
+        thread.expect("a thread").join().expect("no promise is broken");
+    });
+}
+
+fn follow_form(bytes: &[u8]) {
+    let Some((kind, text)) = bytes.split_first() else { return };
+    let Ok(text) = std::str::from_utf8(text) else { return };
+    let form = match kind % 4 {
+        0 => Form::JsonSchema(text.into()),
+        1 => Form::Regex(text.into()),
+        2 => Form::Choice(text.split('\n').filter(|text| !text.is_empty()).map(str::to_owned).collect()),
+        _ => Form::Lark(text.into()),
+    };
+    let vocabulary = VOCABULARY.get_or_init(|| {
+        with_text(|text| {
+            let tokenizer = &text.tokenizer;
+            Vocabulary::new(tokenizer.vocab_size(), |id| tokenizer.text_bytes(id)).expect("the demo's tokens")
+        })
+    });
+    let grammar = match compile(form, vocabulary) {
+        Ok(grammar) => grammar,
+        Err(error) => return one_line(&plain(&error.to_string())),
+    };
+    let (mut matcher, mut mask) = (grammar.matcher(), vec![0; mask_words(WIDTH)]);
+    let rules = Rules { width: WIDTH, eos: &[END], ..Rules::default() };
+    for step in 0..6 {
+        // A form may be too costly, or lead nowhere. Then that is said.
+        if let Err(broken) = matcher.mask(&rules, &mut mask) {
+            return one_line(&plain(&broken.to_string()));
+        }
+        let allowed: Vec<TokenId> = (0..WIDTH as TokenId).filter(|&token| allows(&mask, token)).collect();
+        let token = allowed[(text.len() * 7 + step * 31) % allowed.len()];
+        if token == END {
+            assert!(matcher.is_accepting().expect("a mask was computed"));
+            return;
+        }
+        if matcher.advance(token).is_err() {
+            return;
+        }
+        matcher.rollback(1).expect("what was read can be taken back");
+        let mut again = mask.clone();
+        matcher.mask(&rules, &mut again).expect("it could be computed before");
+        assert_eq!(again, mask);
+        matcher.advance(token).expect("it was read before");
+        if matcher.is_complete() {
+            return;
+        }
+    }
+}
+
+/// Tokens of the demo family, and one of them that ends texts.
+const WIDTH: usize = 2048;
+const END: TokenId = 2047;
+
+static VOCABULARY: OnceLock<Vocabulary> = OnceLock::new();

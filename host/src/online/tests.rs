@@ -106,7 +106,7 @@ fn spec(id: RequestId, route: usize) -> Arc<RequestSpec> {
     let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::greedy() };
     let (route, prompt, max_tokens) = (RouteId(route as u32), vec![0], TOKENS);
     let new = NewRequest { route, prompt, max_tokens, sampling, return_signals: false, cache_salt: None };
-    Arc::new(RequestSpec { id, new })
+    Arc::new(RequestSpec::new(id, new))
 }
 
 /// Tokens a second of each phase once it has settled.

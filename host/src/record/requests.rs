@@ -56,13 +56,14 @@ impl OpenRequests {
 
     pub fn event(&mut self, id: RequestId, event: &Event, now_us: u64) -> Entered {
         match event {
-            Event::PromptCached { .. } => Entered::Nothing,
+            Event::PromptCached { .. } | Event::PromptScored { .. } => Entered::Nothing,
             Event::Committed { start, tokens } => {
                 let Some(open) = self.open.get_mut(&id) else { return Entered::Nothing };
                 let bare = |c: &Committed| Committed {
                     token: c.token,
                     model: c.model,
                     eos: c.eos,
+                    complete: c.complete,
                     logprob: c.logprob,
                     top_logprobs: Vec::new(),
                     signals: None,
@@ -75,7 +76,7 @@ impl OpenRequests {
             }
             Event::Finished { reason, handoffs } => {
                 let end = match reason {
-                    FinishReason::Stop(_) => "stop",
+                    FinishReason::Stop(_) | FinishReason::Complete => "stop",
                     FinishReason::Length => "length",
                 };
                 self.end(id, end, now_us, |line| line.handoffs = Some(*handoffs))
@@ -128,6 +129,7 @@ mod tests {
             token,
             model: ModelId(model),
             eos: false,
+            complete: false,
             logprob: 0.0,
             top_logprobs: Vec::new(),
             signals: None,

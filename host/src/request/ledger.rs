@@ -60,7 +60,15 @@ mod tests {
     use crate::request::ModelId;
 
     fn token(token: u32) -> Committed {
-        Committed { token, model: ModelId(0), eos: false, logprob: 0.0, top_logprobs: Vec::new(), signals: None }
+        Committed {
+            token,
+            model: ModelId(0),
+            eos: false,
+            complete: false,
+            logprob: 0.0,
+            top_logprobs: Vec::new(),
+            signals: None,
+        }
     }
 
     #[test]

@@ -3,11 +3,11 @@
 mod ledger;
 mod sampling;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 pub use ledger::{Ledger, LedgerError};
-pub use sampling::{MAX_TOP_LOGPROBS, SamplingParams};
+pub use sampling::{MAX_TOP_LOGPROBS, PromptLogprobs, SamplingParams};
 
 pub use tokenrouter_plugin_api::TokenId;
 
@@ -46,7 +46,7 @@ pub struct NewRequest {
     pub route: RouteId,
     /// At least one token.
     pub prompt: Vec<TokenId>,
-    /// Most tokens to generate, over all models together; at least 1.
+    /// Most tokens to generate, over all models together; 0 computes the prompt alone.
     pub max_tokens: u32,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
@@ -56,13 +56,30 @@ pub struct NewRequest {
     pub cache_salt: Option<Arc<str>>,
 }
 
-/// A request as the sub-servers know it; shared, never changed.
+/// A request as the sub-servers know it; shared, never changed but for the moment that it begins.
 #[derive(Clone, Debug)]
 pub struct RequestSpec {
     /// Id given by the engine.
     pub id: RequestId,
     /// What the client asked for.
     pub new: NewRequest,
+    began: OnceLock<Instant>,
+}
+
+impl RequestSpec {
+    pub fn new(id: RequestId, new: NewRequest) -> Self {
+        Self { id, new, began: OnceLock::new() }
+    }
+
+    /// When the first step that computed something of it began; `None` while it waits for that.
+    pub fn began(&self) -> Option<Instant> {
+        self.began.get().copied()
+    }
+
+    /// Its first step began at `at`. Only the first call counts.
+    pub fn begin(&self, at: Instant) {
+        let _ = self.began.set(at);
+    }
 }
 
 /// One committed token.
@@ -74,13 +91,27 @@ pub struct Committed {
     pub model: ModelId,
     /// Whether it is an end token of that model.
     pub eos: bool,
+    /// The answer has the form asked for with it, and nothing may follow.
+    pub complete: bool,
     /// Natural logarithm of its probability under the model's raw distribution; NaN for a token that a
     /// policy put in place of the model's own.
     pub logprob: f32,
-    /// The most probable tokens with their log-probabilities, best first, as many as asked for.
+    /// The most probable tokens with their log-probabilities, best first, as many as asked for; behind them
+    /// those of [`SamplingParams::listed_logprobs`]. Empty where `logprob` is NaN.
     pub top_logprobs: Vec<(TokenId, f32)>,
     /// Signals of the row that wrote it, by name, if asked for.
     pub signals: Option<Box<Vec<(SignalName, f32)>>>,
+}
+
+/// What a model makes of a token that was given.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Score {
+    /// Natural logarithm of its probability under the model's raw distribution.
+    pub logprob: f32,
+    /// Its place among all tokens: 1 for the most probable one; of equal ones the lower id goes first.
+    pub rank: u32,
+    /// As for a [`Committed`] token.
+    pub top_logprobs: Vec<(TokenId, f32)>,
 }
 
 /// Why a request ended well.
@@ -88,6 +119,8 @@ pub struct Committed {
 pub enum FinishReason {
     /// The token that ended it was committed as the last one.
     Stop(TokenId),
+    /// The answer has the form asked for, and nothing may follow.
+    Complete,
     /// The token limit was reached.
     Length,
 }
@@ -135,6 +168,9 @@ pub enum RequestError {
         "model `{model}` has no token to sample at position {position}: its logits are not finite, or none is allowed"
     )]
     NotFinite { model: String, position: usize },
+    /// The answer cannot be continued in the form asked for.
+    #[error("model `{model}` cannot continue the answer in the form asked for at position {position}: {message}")]
+    Constraint { model: String, position: usize, message: String },
     /// A policy failed and the route says `on_error = "fail_request"`.
     #[error("policy of route `{route}` failed at model `{model}`: {message}")]
     Policy { route: String, model: String, message: String },
@@ -149,12 +185,22 @@ pub enum Event {
     /// The first model that computes the prompt had the K/V of its first `tokens` tokens already. Comes
     /// once and before any token, and not at all for 0.
     PromptCached { tokens: u32 },
+    /// Tokens of the prompt were scored; the first is the one at position `start`. All that are asked for come
+    /// before any committed token, those of one model in order. A model that lost its state may say them again.
+    PromptScored { start: u32, scores: Vec<Score> },
     /// Tokens were committed; the first is generated token number `start`.
     Committed { start: u32, tokens: Vec<Committed> },
     /// The last event of a request that ended well, with the number of hand-offs it made.
     Finished { reason: FinishReason, handoffs: u32 },
     /// The last event of a request that failed.
     Failed(RequestError),
+}
+
+impl Event {
+    /// Whether nothing follows it.
+    pub fn is_last(&self) -> bool {
+        matches!(self, Self::Finished { .. } | Self::Failed(_))
+    }
 }
 
 /// An event on its way to its client.

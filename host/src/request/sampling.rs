@@ -1,6 +1,7 @@
 //! How tokens are drawn. Whoever makes [`SamplingParams`] keeps to the ranges given here.
 
 use super::TokenId;
+use crate::constraint::Constraint;
 
 /// Sampling parameters of one request.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +24,11 @@ pub struct SamplingParams {
     pub seed: u64,
     /// `Some(n)`: the `n` most probable tokens with each committed token (0 to [`MAX_TOP_LOGPROBS`]).
     pub top_logprobs: Option<u32>,
+    /// `Some`: the tokens of the prompt are scored as well.
+    pub prompt_logprobs: Option<PromptLogprobs>,
+    /// Tokens whose log-probabilities come behind the most probable ones, in this order, with each
+    /// committed and each scored token.
+    pub listed_logprobs: Vec<TokenId>,
     /// Added to logits.
     pub logit_bias: Vec<(TokenId, f32)>,
     /// End tokens are not sampled before this many tokens.
@@ -31,9 +37,21 @@ pub struct SamplingParams {
     pub ignore_eos: bool,
     /// Further tokens that end the request.
     pub stop_token_ids: Vec<TokenId>,
+    /// The form that the answer must have. End tokens come only where it is complete or may be, whatever
+    /// `min_tokens` and `ignore_eos` say of them: those hold where something else may follow as well.
+    pub constraint: Option<Constraint>,
 }
 
-/// Bound of [`SamplingParams::top_logprobs`].
+/// Which tokens of a prompt are scored, and with what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptLogprobs {
+    /// The first one, by position; from 1, as nothing comes before token 0.
+    pub from: u32,
+    /// As many of the most probable tokens with each (0 to [`MAX_TOP_LOGPROBS`]).
+    pub top: u32,
+}
+
+/// Bound of [`SamplingParams::top_logprobs`] and [`SamplingParams::listed_logprobs`].
 pub const MAX_TOP_LOGPROBS: u32 = 20;
 
 impl Default for SamplingParams {
@@ -48,10 +66,13 @@ impl Default for SamplingParams {
             frequency_penalty: 0.0,
             seed: 0,
             top_logprobs: None,
+            prompt_logprobs: None,
+            listed_logprobs: Vec::new(),
             logit_bias: Vec::new(),
             min_tokens: 0,
             ignore_eos: false,
             stop_token_ids: Vec::new(),
+            constraint: None,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::net::NetId;
 use super::{ModelInfo, PAGE_TOKENS, RowBatch, RunnerError};
+use crate::constraint::mask_words;
 
 /// Refuse what would index out of bounds. `has`: whether the runner has a net.
 pub(super) fn check(info: &ModelInfo, has: impl Fn(NetId) -> bool, batch: &RowBatch<'_>) -> Result<(), RunnerError> {
@@ -18,6 +19,19 @@ pub(super) fn check(info: &ModelInfo, has: impl Fn(NetId) -> bool, batch: &RowBa
         }
         if s.sampled > end - start {
             return wrong(i, format!("{} sampled of {} rows", s.sampled, end - start));
+        }
+        let words = mask_words(info.vocab_size as usize) * s.sampled;
+        if !s.allowed.is_empty() && s.allowed.len() != words {
+            return wrong(
+                i,
+                format!("masks of {} words, but {} sampled rows need {words}", s.allowed.len(), s.sampled),
+            );
+        }
+        if s.scored > end - start - s.sampled {
+            return wrong(i, format!("{} scored and {} sampled of {} rows", s.scored, s.sampled, end - start));
+        }
+        if s.scored > 0 && end - s.sampled >= s.context.len() {
+            return wrong(i, format!("position {} is scored, but no token follows it", end - s.sampled - 1));
         }
         if s.prompt_len > s.context.len() {
             return wrong(i, format!("a prompt of {} in a sequence of {} tokens", s.prompt_len, s.context.len()));

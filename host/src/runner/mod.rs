@@ -8,6 +8,7 @@ pub mod model_config;
 pub mod net;
 pub(crate) mod safetensors_file;
 pub mod sampler;
+mod score;
 mod signals;
 pub mod simulated;
 pub(crate) mod weights;
@@ -15,7 +16,8 @@ pub(crate) mod weights;
 use check::check;
 pub use signals::{Columns, Gathered, NetScores, SignalRequest};
 
-use crate::request::{SamplingParams, TokenId};
+use crate::constraint::mask_words;
+use crate::request::{SamplingParams, Score, TokenId};
 use net::{MakeReady, Net, NetId, ReadyNet};
 
 /// Tokens a page of K/V holds.
@@ -60,6 +62,9 @@ pub struct Rows<'a> {
     pub pages: &'a [PageId],
     /// How many of the last rows are sampled; 0 for a chunk of a prompt.
     pub sampled: usize,
+    /// How many of the rows before those are scored: asked what they give the next token of `context`, with
+    /// `sampling.prompt_logprobs` and `sampling.listed_logprobs`.
+    pub scored: usize,
     /// How they are sampled.
     pub sampling: &'a SamplingParams,
     /// How many tokens of `context` are the prompt.
@@ -68,6 +73,18 @@ pub struct Rows<'a> {
     pub masked: &'a [TokenId],
     /// Nets to evaluate at the sampled rows. The same in every forward of a sequence.
     pub nets: &'a [NetId],
+    /// For each sampled row, which tokens may be drawn there, as bits ([`mask_words`] words a row): all others are
+    /// left out of the draw, but out of no signal and no log-probability. `min_tokens` is in it already. Empty: all
+    /// may be drawn.
+    pub allowed: &'a [u32],
+}
+
+impl<'a> Rows<'a> {
+    /// The tokens that may be drawn at sampled row number `index`, for a model with `vocab_size` logits.
+    pub fn allowed_at(&self, index: usize, vocab_size: usize) -> &'a [u32] {
+        let words = mask_words(vocab_size);
+        self.allowed.get(index * words..(index + 1) * words).unwrap_or_default()
+    }
 }
 
 /// One forward: the rows of all sequences, computed together.
@@ -83,6 +100,14 @@ pub struct RowBatch<'a> {
     pub hidden: bool,
 }
 
+impl Rows<'_> {
+    /// The scored positions.
+    pub fn scored_positions(&self) -> std::ops::Range<usize> {
+        let end = self.end - self.sampled;
+        end - self.scored..end
+    }
+}
+
 impl RowBatch<'_> {
     /// Rows of all sequences.
     pub fn rows(&self) -> usize {
@@ -91,6 +116,10 @@ impl RowBatch<'_> {
     /// Sampled rows of all sequences.
     pub fn sampled(&self) -> usize {
         self.sequences.iter().map(|s| s.sampled).sum()
+    }
+    /// Scored rows of all sequences.
+    pub fn scored(&self) -> usize {
+        self.sequences.iter().map(|s| s.scored).sum()
     }
 }
 
@@ -101,7 +130,7 @@ pub struct Sample {
     pub token: TokenId,
     /// Its log-probability under the raw distribution (before temperature, penalties and bias).
     pub logprob: f32,
-    /// The most probable tokens of the raw distribution, best first.
+    /// As for a [`Committed`](crate::request::Committed) token.
     pub top_logprobs: Vec<(TokenId, f32)>,
     /// False when a logit was NaN or +inf; the other fields then mean nothing.
     pub finite: bool,
@@ -112,6 +141,8 @@ pub struct Sample {
 pub struct RowOutputs {
     pub samples: Vec<Sample>,
     pub signals: Columns,
+    /// One a scored row; `None` when a logit was NaN or +inf.
+    pub scores: Vec<Option<Score>>,
     /// Last hidden state of each sampled row, after the final norm, where the batch asked for it.
     pub hidden: Vec<f32>,
 }

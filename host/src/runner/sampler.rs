@@ -1,12 +1,14 @@
 //! From a row of raw logits to a candidate and signals. Every runner that has logits on the host uses it.
 //!
 //! Order: masked tokens leave the distribution; signals and log-probabilities are taken; then bias,
-//! penalties and `min_tokens`; then greedy, or temperature, min-p, top-k, top-p and one draw.
+//! penalties, and `min_tokens` or the tokens allowed; then greedy, or temperature, min-p, top-k, top-p and one draw.
 
 use tokenrouter_kernels::{self as kernels, Distribution};
 use tokenrouter_plugin_api::{SignalSet, random};
 
+use super::score::{mask, top_logprobs};
 use super::{Columns, Sample, SignalRequest};
+use crate::constraint::allows;
 use crate::request::{ModelId, SamplingParams, TokenId};
 
 /// Below this, temperature is greedy.
@@ -26,6 +28,8 @@ pub struct Row<'a> {
     pub params: &'a SamplingParams,
     /// Tokens left out of every distribution.
     pub masked: &'a [TokenId],
+    /// Tokens that may be drawn, as bits; empty: all. With it `min_tokens` has no effect: it is in the bits.
+    pub allowed: &'a [u32],
 }
 
 /// Samples for one model. Keeps nothing between calls but work memory.
@@ -58,13 +62,7 @@ impl Sampler {
         for &id in &wanted.token_logits {
             columns.token_logits.push(logits.get(id as usize).copied().unwrap_or(f32::NAN));
         }
-        let mut possible = logits.len();
-        for &id in row.masked {
-            if let Some(logit) = logits.get_mut(id as usize) {
-                *logit = f32::NEG_INFINITY;
-                possible -= 1;
-            }
-        }
+        let possible = mask(logits, row.masked);
         let Some(raw) = Distribution::of(logits) else {
             columns.push_top(logits, &[], wanted.top_k as usize);
             columns.push_scalars(wanted.scalars, None);
@@ -76,8 +74,8 @@ impl Sampler {
         let logprob = token.map_or(f32::NAN, |token| raw.log_prob(logits[token as usize]));
         columns.push_scalars(wanted.scalars, Some((&raw, possible, logprob)));
         let Some(token) = token else { return NOT_FINITE };
-        kernels::top(logits, row.params.top_logprobs.unwrap_or(0) as usize, &mut self.kept);
-        let top_logprobs = self.kept.iter().map(|&id| (id, raw.log_prob(logits[id as usize]))).collect();
+        let top = row.params.top_logprobs.unwrap_or(0);
+        let top_logprobs = top_logprobs(logits, &raw, top, row.params, &mut self.kept);
         Sample { token, logprob, top_logprobs, finite: true }
     }
 
@@ -95,7 +93,7 @@ impl Sampler {
         token
     }
 
-    /// Bias, penalties and `min_tokens`.
+    /// Bias, penalties, and `min_tokens` or the tokens allowed.
     fn adjust(&mut self, logits: &mut [f32], row: &Row<'_>) {
         let params = row.params;
         for &(id, bias) in &params.logit_bias {
@@ -131,7 +129,13 @@ impl Sampler {
                 }
             }
         }
-        if row.generated() < params.min_tokens as usize {
+        if !row.allowed.is_empty() {
+            for (id, logit) in logits.iter_mut().enumerate() {
+                if !allows(row.allowed, id as TokenId) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        } else if row.generated() < params.min_tokens as usize {
             for &id in self.eos.iter().chain(&params.stop_token_ids) {
                 if let Some(logit) = logits.get_mut(id as usize) {
                     *logit = f32::NEG_INFINITY;
@@ -197,13 +201,18 @@ impl Row<'_> {
     }
 }
 
-pub(super) fn needs_adjusting(row: &Row<'_>) -> bool {
+fn needs_adjusting(row: &Row<'_>) -> bool {
+    !row.allowed.is_empty() || changes_logits(row)
+}
+
+/// Whether a finite logit does not stay as it is.
+pub(super) fn changes_logits(row: &Row<'_>) -> bool {
     let params = row.params;
     !params.logit_bias.is_empty()
         || params.repetition_penalty != 1.0
         || params.presence_penalty != 0.0
         || params.frequency_penalty != 0.0
-        || row.generated() < params.min_tokens as usize
+        || (row.allowed.is_empty() && row.generated() < params.min_tokens as usize)
 }
 
 impl Columns {

@@ -7,7 +7,8 @@
 use std::time::Duration;
 
 use super::{Columns, ModelInfo, PAGE_TOKENS, RowBatch, RowOutputs, Rows, Runner, RunnerError, Sample, SignalRequest};
-use crate::request::TokenId;
+use crate::constraint::allows;
+use crate::request::{Score, TokenId};
 
 /// Time of a step by its requests and rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,6 +119,16 @@ impl SimulatedRunner {
     }
 }
 
+/// One of the tokens that `allowed` allows; of all, where it is empty.
+fn choose(hash: u64, vocab_size: u32, allowed: &[u32]) -> TokenId {
+    let possible = allowed.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+    if possible == 0 {
+        return (hash % u64::from(vocab_size)) as TokenId;
+    }
+    let mut tokens = (0..vocab_size).filter(|&token| allows(allowed, token));
+    tokens.nth((hash % possible) as usize).unwrap_or_default()
+}
+
 /// A number in [0, 1).
 fn value(hash: u64) -> f32 {
     (hash >> 40) as f32 / (1u64 << 24) as f32
@@ -151,7 +162,10 @@ impl Runner for SimulatedRunner {
     fn forward(&mut self, batch: &RowBatch<'_>) -> Result<RowOutputs, RunnerError> {
         let mut out = RowOutputs::default();
         for rows in &batch.sequences {
-            if rows.start >= rows.end || rows.end > rows.context.len() || rows.sampled > rows.end - rows.start {
+            if rows.start >= rows.end
+                || rows.end > rows.context.len()
+                || rows.sampled + rows.scored > rows.end - rows.start
+            {
                 return Err(RunnerError::new(format!("rows {}..{} of {}", rows.start, rows.end, rows.context.len())));
             }
             for position in rows.start..rows.end {
@@ -160,9 +174,16 @@ impl Runner for SimulatedRunner {
             }
         }
         for rows in &batch.sequences {
-            for last in rows.end - rows.sampled..rows.end {
-                let hash = self.read(rows, last)?;
-                let token = (hash % u64::from(self.info.vocab_size)) as TokenId;
+            for last in rows.scored_positions() {
+                // Of the token as well, so that one that is off by a position is noticed.
+                let given = *rows.context.get(last + 1).ok_or_else(|| RunnerError::new("no token follows"))?;
+                let hash = self.read(rows, last)? ^ u64::from(given);
+                let logprob = -value(hash.wrapping_mul(0x0100_0000_01b3));
+                out.scores.push(Some(Score { logprob, rank: 1, top_logprobs: Vec::new() }));
+            }
+            for index in 0..rows.sampled {
+                let hash = self.read(rows, rows.end - rows.sampled + index)?;
+                let token = choose(hash, self.info.vocab_size, rows.allowed_at(index, self.info.vocab_size as usize));
                 out.samples.push(Sample { token, logprob: -1.0, top_logprobs: Vec::new(), finite: true });
                 fill(&mut out.signals, &batch.signals, hash);
                 out.hidden.extend(batch.hidden.then(|| value(hash)));
@@ -188,10 +209,12 @@ mod tests {
                 end,
                 pages,
                 sampled: 1,
+                scored: 0,
                 sampling: &sampling,
                 prompt_len: 4,
                 masked: &[],
                 nets: &[],
+                allowed: &[],
             };
             runner.forward(&RowBatch { sequences: vec![rows], ..Default::default() }).map(|o| o.samples[0].token)
         };

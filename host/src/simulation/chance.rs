@@ -8,7 +8,7 @@ use tokenrouter_plugin_api::{
 
 use super::plan::{COMMITS, ROUTES};
 use crate::policy::{PolicyFailure, PolicyInstance};
-use crate::runner::{Columns, ModelInfo, RowBatch, RowOutputs, Runner, RunnerError, Sample};
+use crate::runner::{ModelInfo, RowBatch, RowOutputs, Runner, RunnerError, Sample};
 
 /// Draws where each request goes, at one model.
 pub struct Chance {
@@ -102,6 +102,6 @@ impl Runner for Blank {
     fn forward(&mut self, batch: &RowBatch<'_>) -> Result<RowOutputs, RunnerError> {
         let sample = Sample { token: 1, logprob: 0.0, top_logprobs: Vec::new(), finite: true };
         let samples = vec![sample; batch.sampled()];
-        Ok(RowOutputs { samples, signals: Columns::default(), hidden: Vec::new() })
+        Ok(RowOutputs { samples, ..RowOutputs::default() })
     }
 }

@@ -62,7 +62,7 @@ impl Audience for Ledgers {
                 (None, Err(error)) => client.contradiction = Some(error),
                 (None, Ok(_)) => {}
             },
-            Event::PromptCached { .. } => {}
+            Event::PromptCached { .. } | Event::PromptScored { .. } => {}
             Event::Finished { reason, .. } => client.end(now, Ending::Finished(reason)),
             Event::Failed(error) => client.end(now, Ending::Failed(error)),
         }

@@ -423,7 +423,7 @@ impl<A: Audience> World<A> {
     }
 
     fn hear(&mut self, id: RequestId, event: Event) {
-        let last = !matches!(event, Event::PromptCached { .. } | Event::Committed { .. });
+        let last = event.is_last();
         self.audience.hear(self.now, id, event);
         if last && let Some(spec) = self.live.remove(&id) {
             self.live_changed();

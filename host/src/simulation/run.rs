@@ -96,7 +96,7 @@ impl Audience for Clients {
                 (fate.end, fate.handoffs) = (now, handoffs);
                 self.ended.push(id);
             }
-            Event::PromptCached { .. } => {}
+            Event::PromptCached { .. } | Event::PromptScored { .. } => {}
             Event::Failed(error) => self.failed = Some((id, error)),
         }
     }
@@ -119,7 +119,7 @@ fn run_group(
         let prompt = vec![0; asked.prompt as usize];
         let (route, max_tokens) = (RouteId(route as u32), asked.output);
         let new = NewRequest { route, prompt, max_tokens, sampling, return_signals: false, cache_salt: None };
-        Arc::new(RequestSpec { id: index as u64 + 1, new })
+        Arc::new(RequestSpec::new(index as u64 + 1, new))
     };
     let total: u64 = own.iter().map(|(_, asked, _)| u64::from(asked.output)).sum();
     let fate = |&(number, asked, _): &(u32, &Asked, usize)| Fate {

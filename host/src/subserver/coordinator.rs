@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::counts::StepCounts;
 use super::gate::{Schedule, Underway};
 use super::message::{Message, Status};
 use super::observed::{BusyClock, Observations, Observed};
@@ -50,6 +51,7 @@ pub(super) struct Place {
     /// It waits for another model to end.
     pub holding: AtomicBool,
     pub observations: Observations,
+    pub counts: StepCounts,
 }
 
 impl Place {
@@ -110,6 +112,7 @@ impl Coordinator {
             overdue: AtomicU64::new(0),
             holding: AtomicBool::new(false),
             observations: Observations::new(count),
+            counts: StepCounts::default(),
         };
         let places = models.iter().map(place).collect();
         let ladders: Ladders = models.into_iter().map(|waiting| waiting.min_batch).collect();
@@ -228,6 +231,11 @@ impl Coordinator {
     /// What `model` has done since the start.
     pub fn observed(&self, model: ModelId) -> Observed {
         self.places[model.index()].observations.read()
+    }
+
+    /// What `model` counts of its steps.
+    pub fn counts(&self, model: ModelId) -> &StepCounts {
+        &self.places[model.index()].counts
     }
 
     /// The list is replaced as a whole, so a panic elsewhere cannot spoil it.

@@ -65,3 +65,10 @@ pub(super) fn misled(attachment: &mut Attachment, id: RequestId, round: u64, dec
         format!("the policy answered {decision:?}, which has no meaning here and was taken as Stay")
     });
 }
+
+/// A policy put a token in the candidate's place that the form of the answer does not allow there.
+pub(super) fn forbidden(attachment: &mut Attachment, id: RequestId) {
+    attachment.misled(Hook::Route, 0, 1, || {
+        format!("the policy replaced a candidate of request {id} by a token that the answer's form does not allow there; the candidate stands")
+    });
+}

@@ -77,11 +77,17 @@ impl SubServer {
         attachment.at_step(self.counters.steps);
         let acceptance = attachment.receive(&replica.view(), &view);
         let route = replica.spec.new.route;
-        opened.into_iter().for_each(|route| self.routes.opened(route));
+        if let Some(route) = opened {
+            self.routes.opened(route);
+        }
         // Own provisional tokens live on only where the message confirms them.
         let provisional = std::mem::take(&mut message.provisional);
         replica.rewrite(message.base, message.tokens.iter().copied(), provisional);
         replica.verify = !replica.provisional.is_empty();
+        // Where a request begins its prompt is scored, whatever models come later.
+        if opened.is_some() && message.handoffs == 0 {
+            replica.score_prompt();
+        }
         replica.owned = true;
         replica.seq = message.seq;
         replica.handoffs = message.handoffs;
@@ -132,6 +138,7 @@ impl SubServer {
         replica.anchors[index] = committed;
         replica.rewrite(committed, std::iter::empty(), provisional);
         replica.owned = false;
+        replica.unscored = None;
         replica.came_from = None;
         replica.budget = None;
         replica.seq += 1;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::Sender;
 
@@ -53,6 +54,8 @@ pub struct PeerReq {
     pub idle_handoffs: u32,
     /// Prompt length, sampling parameters and so on; only on a receiver's first visit.
     pub spec: Option<Arc<RequestSpec>>,
+    /// When the writer's thread sent it, since the start of the server.
+    pub sent: Duration,
 }
 
 /// A route begins at a model.

@@ -7,7 +7,9 @@
 mod attachment;
 mod attachments;
 mod by_id;
+mod constrained;
 pub mod coordinator;
+pub mod counts;
 mod failures;
 pub mod gate;
 mod handoff;
@@ -23,6 +25,7 @@ mod prefix;
 mod prepare;
 mod replica;
 pub mod resolve;
+mod scores;
 mod step;
 mod tombstones;
 mod turns;
@@ -30,6 +33,7 @@ pub mod worker;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use attachment::Attachment;
 use attachments::Attachments;
@@ -107,6 +111,8 @@ pub struct SubServer {
     limits: Limits,
     tombstones: Tombstones,
     effects: Vec<Effect>,
+    /// Requests whose first step the last one was.
+    begun: Vec<Arc<RequestSpec>>,
     counters: Counters,
     resolve: Resolve,
     observer: Option<Arc<dyn Observer>>,
@@ -131,6 +137,7 @@ impl SubServer {
             limits,
             tombstones: Tombstones::new(TOMBSTONES),
             effects: Vec::new(),
+            begun: Vec::new(),
             counters: Counters::default(),
             resolve: resolve::resolve,
             observer: None,
@@ -210,6 +217,11 @@ impl SubServer {
         std::mem::replace(&mut self.effects, empty)
     }
 
+    /// Requests of which the last step was the first that computed something, at any model.
+    pub fn begun(&mut self) -> std::vec::Drain<'_, Arc<RequestSpec>> {
+        self.begun.drain(..)
+    }
+
     /// Take one message.
     pub fn take(&mut self, message: Message) {
         match message {
@@ -280,6 +292,7 @@ impl SubServer {
         let entry = attachment.entry(&replica.view());
         replica.anchors[own as usize] = replica.committed;
         replica.owned = true;
+        replica.score_prompt();
         self.replicas.insert(id, replica);
         self.routes.opened(spec.new.route);
         self.owned.insert(id);
@@ -336,6 +349,7 @@ impl SubServer {
                         handoffs: replica.handoffs,
                         idle_handoffs: 0,
                         spec: None,
+                        sent: Duration::ZERO,
                     })));
                 }
             }

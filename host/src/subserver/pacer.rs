@@ -49,6 +49,8 @@ pub struct Pacer {
     threshold: Option<(usize, u32)>,
     /// Requests that have arrived since the last look.
     arrived: usize,
+    /// When those that peers have handed over since the last step were sent.
+    handed: Vec<Duration>,
     times: StepTimes,
     /// Of the step under way.
     began: Duration,
@@ -67,6 +69,7 @@ impl Pacer {
             generation,
             threshold: None,
             arrived: 0,
+            handed: Vec::new(),
             times: StepTimes([0; SIZES]),
             began: Duration::ZERO,
             busy: vec![0; coordinator.places.len()],
@@ -80,7 +83,12 @@ impl Pacer {
         if matches!(message, Message::Submit(_)) {
             self.coordinator.places[self.model].observations.begun();
         }
-        self.arrived += usize::from(brings_request(message));
+        if brings_request(message) {
+            self.arrived += 1;
+            if let Message::Peer(peer) = message {
+                self.handed.push(peer.sent);
+            }
+        }
     }
 
     /// Whether the model may start with `ready` requests. Comes after everything in its inbox was taken and
@@ -133,9 +141,11 @@ impl Pacer {
 
     /// A step begins, with at most `ready` requests.
     pub fn start(&mut self, ready: usize, now: Duration) {
-        self.waiting_since = None;
         self.began = now;
         let place = &self.coordinator.places[self.model];
+        let waited = self.waiting_since.take().map_or(Duration::ZERO, |since| now.saturating_sub(since));
+        place.counts.gate_wait.observe_time(waited);
+        self.handed.drain(..).for_each(|sent| place.counts.handoff.observe_time(now.saturating_sub(sent)));
         place.holding.store(false, Ordering::Relaxed);
         let underway = |time: Duration| Underway { ends: now + time, overdue: now + time + time / PATIENCE };
         place.expect(self.times.expected(ready).map(underway));
@@ -160,6 +170,11 @@ impl Pacer {
         place.busy.stop(moment);
         place.expect(None);
         let nanos = now.saturating_sub(self.began).as_nanos() as u64;
+        if stepped.requests > 0 {
+            place.counts.requests.observe(stepped.requests as u64);
+            place.counts.rows.observe(stepped.rows as u64);
+            place.counts.time.observe(nanos);
+        }
         place.observations.counted(counters);
         if stepped.prompt_rows > 0 {
             place.observations.prompt_step(nanos);
@@ -271,6 +286,19 @@ mod tests {
         assert_eq!((seen.sizes[1].steps, of(&seen, 1)), (3.0, (9.0, 9.0)));
         assert_eq!((seen.prompts, seen.prompt_time, seen.evaluated, seen.to), (1, ms(10), 1, vec![0, 1]));
         assert_eq!(of(&coordinator.observed(ModelId(1)), 0), (5.0, 9.0));
+    }
+
+    #[test]
+    fn steps_and_waits_before_them_are_counted() {
+        let (coordinator, [mut small, _]) = pacers(Schedule::Eager, [(vec![1], 0), (vec![1], 0)]);
+        assert_eq!(small.look(1, ms(5)), Gate::Open);
+        step(&mut small, 3, 8, 10);
+        // Nothing was in this one, and nothing had been ready.
+        step(&mut small, 0, 20, 21);
+        let counts = coordinator.counts(ModelId(0));
+        let of = |histogram: &crate::metrics::Histogram| (histogram.read().count(), histogram.read().sum);
+        assert_eq!((of(&counts.gate_wait), of(&counts.time)), ((2, 3_000_000), (1, 2_000_000)));
+        assert_eq!((of(&counts.requests), of(&counts.rows), of(&counts.handoff)), ((1, 3), (1, 3), (0, 0)));
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! One model's copy of a request.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokenrouter_plugin_api::{ModelIndex, RequestView, Slot};
 
 use super::message::{PeerReq, Status};
 use super::pages::{Pages, pages_for};
-use super::plan::Ready;
+use super::plan::{Ready, Run};
 use super::resolve::Ends;
+use crate::constraint::{Constraint, Matcher};
 use crate::request::{Committed, ModelId, RequestSpec, TokenId};
 use crate::runner::PAGE_TOKENS;
 
@@ -49,6 +51,9 @@ pub struct Replica {
     /// Shared are pages below the last committed token at most: rows from there on may be computed again.
     pub pages: Pages,
     pub computed: Computed,
+    /// The position of the first token of the prompt that is yet to be scored here; `None`: there is none. No K/V
+    /// of the row before it, nor of any further row, is there until then.
+    pub unscored: Option<usize>,
     /// Tokens that the counters have as looked up in the cache.
     looked_up: usize,
     /// This model owns the request: it is Waiting or Running here, else Pending.
@@ -62,6 +67,8 @@ pub struct Replica {
     /// Who handed over for this visit.
     pub came_from: Option<ModelIndex>,
     pub budget: Option<u32>,
+    /// How far the answer has come in the form asked for. Behind some of its tokens: it follows when it is asked.
+    pub matcher: Option<Matcher>,
     pub sent: Option<Sent>,
     /// The message that brought the request here: the next one takes its place in memory.
     pub spent: Option<Box<PeerReq>>,
@@ -71,6 +78,7 @@ impl Replica {
     /// A replica that knows the prompt at most.
     pub fn new(spec: Arc<RequestSpec>, slot: Option<Slot>, tokens: Vec<TokenId>, pages: Pages, models: usize) -> Self {
         Self {
+            matcher: spec.new.sampling.constraint.as_ref().map(Constraint::matcher),
             spec,
             slot,
             committed: tokens.len(),
@@ -80,6 +88,7 @@ impl Replica {
             kv_len: 0,
             pages,
             computed: Computed::Never,
+            unscored: None,
             looked_up: 0,
             owned: false,
             seq: 0,
@@ -102,9 +111,31 @@ impl Replica {
         self.spec.new.prompt.len()
     }
 
+    /// The prompt is to be scored here, as far as that is asked for.
+    pub fn score_prompt(&mut self) {
+        let wanted = self.spec.new.sampling.prompt_logprobs;
+        self.unscored = wanted.map(|w| w.from.max(1) as usize).filter(|from| *from < self.prompt_len());
+    }
+
+    /// How many of the rows before the sampled ones of a run are to be scored.
+    pub fn scored_rows(&self, run: &Run) -> usize {
+        let Some(unscored) = self.unscored else { return 0 };
+        // The row before a token tells of it.
+        (run.end - run.sampled).min(self.prompt_len() - 1).saturating_sub(unscored - 1)
+    }
+
+    /// So many more tokens are scored. Returns the position of the first.
+    pub fn scored(&mut self, tokens: usize) -> usize {
+        let start = self.unscored.unwrap_or_default();
+        self.unscored = Some(start + tokens).filter(|next| *next < self.prompt_len());
+        start
+    }
+
     pub fn ends(&self) -> Ends<'_> {
         let sampling = &self.spec.new.sampling;
-        Ends { stop: &sampling.stop_token_ids, ignore_eos: sampling.ignore_eos }
+        // In an answer of a form an end token comes early only where nothing else may follow.
+        let ignore_eos = sampling.ignore_eos && self.matcher.is_none();
+        Ends { stop: &sampling.stop_token_ids, ignore_eos }
     }
 
     /// Replace everything from token `from` on by `commit`, committed, and `provisional`. K/V is kept as
@@ -157,9 +188,14 @@ impl Replica {
         self.committed.saturating_sub(1)
     }
 
+    /// Tokens whose K/V may come from the cache: rows that are to be scored must be computed.
+    fn adoptable(&self) -> usize {
+        self.unscored.map_or(usize::MAX, |unscored| unscored - 1).min(self.sharable())
+    }
+
     /// Whether a page could come from the cache.
     pub fn lacks_a_page(&self) -> bool {
-        self.sharable() / PAGE_TOKENS > self.kv_len / PAGE_TOKENS && self.pages.can_share()
+        self.adoptable() / PAGE_TOKENS > self.kv_len / PAGE_TOKENS && self.pages.can_share()
     }
 
     /// Take the K/V of trusted tokens from the cache as far as it is there. Returns how many tokens have
@@ -167,7 +203,7 @@ impl Replica {
     pub fn adopt(&mut self) -> (usize, usize) {
         let known = self.kv_len.max(self.looked_up);
         let had = self.kv_len;
-        self.pages.share(&self.tokens[..self.sharable()], self.kv_len);
+        self.pages.share(&self.tokens[..self.adoptable()], self.kv_len);
         self.kv_len = self.kv_len.max(self.pages.shared() * PAGE_TOKENS);
         self.looked_up = self.committed;
         (self.committed.saturating_sub(known), self.kv_len - had)
@@ -219,6 +255,7 @@ impl Replica {
             handoffs: self.handoffs,
             idle_handoffs: self.idle_handoffs,
             spec: with_spec.then(|| self.spec.clone()),
+            sent: Duration::ZERO,
         };
         match spent {
             Some(mut spent) => {
@@ -252,7 +289,7 @@ mod tests {
         let sampling = SamplingParams::greedy();
         let (route, tokens) = (RouteId(0), prompt.clone());
         let new = NewRequest { route, prompt, max_tokens: 99, sampling, return_signals: false, cache_salt: None };
-        let spec = Arc::new(RequestSpec { id: 1, new });
+        let spec = Arc::new(RequestSpec::new(1, new));
         let mut replica = Replica::new(spec, None, tokens, pool.pages(Some(Root::default())), 1);
         assert!(replica.pages.grow_to(pages_for(kv_len)));
         replica.kv_len = kv_len;
@@ -272,6 +309,7 @@ mod tests {
             token,
             model: ModelId(0),
             eos: false,
+            complete: false,
             logprob: 0.0,
             top_logprobs: Vec::new(),
             signals: None,

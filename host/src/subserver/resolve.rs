@@ -40,7 +40,7 @@ pub struct Ends<'a> {
 
 impl Ends<'_> {
     /// Whether `committed` ends the request: by the end tokens of the model that wrote it.
-    fn close(&self, committed: &Committed) -> bool {
+    pub(super) fn close(&self, committed: &Committed) -> bool {
         self.stop.contains(&committed.token) || (!self.ignore_eos && committed.eos)
     }
 }
@@ -172,6 +172,8 @@ pub fn close(commit: &mut Vec<Committed>, generated: u32, max_tokens: u32, ends:
         let token = commit[at].token;
         let reason = if ends.close(&commit[at]) {
             FinishReason::Stop(token)
+        } else if commit[at].complete {
+            FinishReason::Complete
         } else if generated as usize + at + 1 >= max_tokens as usize {
             FinishReason::Length
         } else {
@@ -189,7 +191,15 @@ mod tests {
     use crate::request::ModelId;
 
     fn token(token: u32) -> Committed {
-        Committed { token, model: ModelId(0), eos: token == 99, logprob: -1.0, top_logprobs: Vec::new(), signals: None }
+        Committed {
+            token,
+            model: ModelId(0),
+            eos: token == 99,
+            complete: false,
+            logprob: -1.0,
+            top_logprobs: Vec::new(),
+            signals: None,
+        }
     }
 
     fn tokens(of: &[Committed]) -> Vec<u32> {

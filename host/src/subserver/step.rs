@@ -6,7 +6,8 @@ use std::sync::Arc;
 use tokenrouter_plugin_api::{Decision, DecisionKind, Handoff};
 
 use super::attachment::{Attachment, RouteRow};
-use super::failures::misled;
+use super::constrained::Masks;
+use super::failures::{forbidden, misled};
 use super::handoff::Terms;
 use super::observe::Evaluation;
 use super::plan::{Plan, Ready, Run};
@@ -14,7 +15,7 @@ use super::replica::Computed;
 use super::resolve::{Leave, Next, Outcome, Situation, leave};
 use super::{Effect, MAX_IDLE_HANDOFFS, SubServer};
 use crate::policy::monitor::Hook;
-use crate::request::{Committed, Event, RequestError, RequestId, RouteId};
+use crate::request::{Committed, Event, FinishReason, RequestError, RequestId, RouteId};
 use crate::runner::{PAGE_TOKENS, RowBatch, RowOutputs, Rows, RunnerError, SignalRequest};
 
 /// What one step computed.
@@ -33,6 +34,7 @@ pub struct Stepped {
 pub(super) struct Work {
     pub ready: Vec<Ready>,
     pub plan: Plan,
+    masks: Masks,
     /// Runs that are sampled, each with the place of its first sample.
     alive: Vec<(usize, Run)>,
     /// By sample.
@@ -47,9 +49,10 @@ pub(super) struct Work {
 impl SubServer {
     /// Run one forward. Tells what was computed; nothing when there was nothing to do.
     pub fn step(&mut self) -> Stepped {
+        self.begun.clear();
         let mut work = self.work.take().unwrap_or_default();
         self.plan(&mut work);
-        let Work { plan, .. } = &mut *work;
+        let Work { plan, masks, .. } = &mut *work;
         for id in plan.retract.iter().chain(&plan.preempt) {
             if let Some(replica) = self.replicas.get_mut(id) {
                 replica.retract();
@@ -57,10 +60,11 @@ impl SubServer {
         }
         self.counters.retractions += plan.retract.len() as u64;
         self.counters.preemptions += plan.preempt.len() as u64;
+        self.constrain(&mut plan.run, masks);
         let (stepped, signals) = self.prepare(&mut plan.run);
         if !plan.run.is_empty() {
             self.counters.add(stepped);
-            match self.forward(&plan.run, &signals) {
+            match self.forward(&plan.run, masks, &signals) {
                 Ok(mut outputs) => self.settle(&mut work, &mut outputs, &signals),
                 Err(error) if error.fatal => self.go_down(error.message),
                 Err(error) => {
@@ -75,7 +79,7 @@ impl SubServer {
         stepped
     }
 
-    fn forward(&mut self, runs: &[Run], signals: &SignalRequest) -> Result<RowOutputs, RunnerError> {
+    fn forward(&mut self, runs: &[Run], masks: &Masks, signals: &SignalRequest) -> Result<RowOutputs, RunnerError> {
         let mut sequences = Vec::with_capacity(runs.len());
         for run in runs {
             let Some(replica) = self.replicas.get(&run.id) else { continue };
@@ -87,15 +91,17 @@ impl SubServer {
                 end: run.end,
                 pages: replica.pages.ids(),
                 sampled: run.sampled,
+                scored: replica.scored_rows(run),
                 sampling: &replica.spec.new.sampling,
                 prompt_len: replica.prompt_len(),
                 masked: attachment.map_or(&[], |a| &a.masked),
                 nets: attachment.map_or(&[], Attachment::nets),
+                allowed: if run.sampled > 0 { masks.of(run.id) } else { &[] },
             });
         }
         let hidden = self.observer.as_ref().is_some_and(|observer| observer.wanted().hidden);
         let batch = RowBatch { sequences, signals: signals.clone(), hidden };
-        let sampled = batch.sampled();
+        let (sampled, scored) = (batch.sampled(), batch.scored());
         let runner = &mut self.runner;
         let outputs = catch_unwind(AssertUnwindSafe(|| runner.forward(&batch)))
             .unwrap_or_else(|_| Err(RunnerError::new("the runner panicked; see the log")));
@@ -103,26 +109,36 @@ impl SubServer {
             Ok(RowOutputs { samples, .. }) if samples.len() != sampled => {
                 Err(RunnerError::new(format!("{} samples for {sampled} sampled rows", samples.len())))
             }
+            Ok(RowOutputs { scores, .. }) if scores.len() != scored => {
+                Err(RunnerError::new(format!("{} scores for {scored} scored rows", scores.len())))
+            }
             _ => outputs,
         }
     }
 
     /// Turn a forward's outputs into commits and hand-offs.
     fn settle(&mut self, work: &mut Work, outputs: &mut RowOutputs, signals: &SignalRequest) {
-        let Work { plan, alive, answers, routes, decisions, candidates, .. } = work;
+        let Work { plan, alive, answers, routes, decisions, candidates, masks, .. } = work;
         let runs = &plan.run;
         alive.clear();
         let mut samples = 0;
+        let mut scores = std::mem::take(&mut outputs.scores).into_iter();
         for &run in runs {
             let first = samples;
             samples += run.sampled;
             if let Some(replica) = self.replicas.get_mut(&run.id) {
                 replica.kv_len = run.end;
                 // Only the model that computes the prompt first answers for it.
-                if replica.computed == Computed::Never && replica.handoffs == 0 && run.start > 0 {
-                    self.effects.push(Effect::Event(run.id, Event::PromptCached { tokens: run.start as u32 }));
+                if replica.computed == Computed::Never && replica.handoffs == 0 {
+                    self.begun.push(replica.spec.clone());
+                    if run.start > 0 {
+                        self.effects.push(Effect::Event(run.id, Event::PromptCached { tokens: run.start as u32 }));
+                    }
                 }
                 replica.computed = Computed::Held;
+            }
+            if !self.tell_scores(&run, &mut scores) {
+                continue;
             }
             if run.sampled > 0 {
                 alive.push((first, run));
@@ -130,14 +146,14 @@ impl SubServer {
         }
         alive.retain(|&(first, run)| {
             let bad = outputs.samples[first..first + run.sampled].iter().position(|sample| !sample.finite);
-            let Some(i) = bad else { return true };
-            let model = self.runner.info().name.clone();
-            // Whatever spoilt the row may have spoilt pages that it read; none of them is found again.
-            self.pool.forget_cached();
-            if let Some(replica) = self.replicas.get_mut(&run.id) {
-                replica.retract();
+            match bad {
+                Some(i) => self.not_finite(&run, run.end - run.sampled + i + 1),
+                // Nothing is to be written: no policy is asked.
+                None if self.replicas.get(&run.id).is_some_and(|r| r.spec.new.max_tokens == 0) => {
+                    self.finish(run.id, FinishReason::Length);
+                }
+                None => return true,
             }
-            self.fail(run.id, RequestError::NotFinite { model, position: run.end - run.sampled + i + 1 });
             false
         });
         self.route(alive, outputs, signals, answers, routes);
@@ -146,7 +162,7 @@ impl SubServer {
         decisions.extend(answers.iter().map(|answer| answer.unwrap_or(Decision::STAY)));
         for &(first, run) in alive.iter() {
             let decisions = &mut decisions[first..first + run.sampled];
-            self.settle_one(run, first, decisions, outputs, signals, candidates);
+            self.settle_one(run, first, decisions, outputs, signals, masks.of(run.id), candidates);
         }
         if self.prefix_cache {
             for run in runs {
@@ -268,10 +284,11 @@ impl SubServer {
         decisions: &mut [Decision],
         outputs: &mut RowOutputs,
         computed: &SignalRequest,
+        mask: &[u32],
         candidates: &mut Vec<Committed>,
     ) {
         let id = run.id;
-        let Some(replica) = self.replicas.get(&id) else { return };
+        let Some(replica) = self.replicas.get_mut(&id) else { return };
         let Some(attachment) = self.routes.get_mut(replica.spec.new.route) else { return };
         let info = self.runner.info();
         candidates.clear();
@@ -281,6 +298,7 @@ impl SubServer {
                 token: sample.token,
                 model: self.id,
                 eos: info.eos.binary_search(&sample.token).is_ok(),
+                complete: false,
                 logprob: sample.logprob,
                 top_logprobs: std::mem::take(&mut sample.top_logprobs),
                 signals: replica
@@ -290,6 +308,18 @@ impl SubServer {
                     .then(|| Box::new(attachment.named_signals(&outputs.signals, computed, row))),
             }
         }));
+        let mut notes = false;
+        if !mask.is_empty() {
+            match replica.judge(run, mask, &info.eos, candidates, decisions) {
+                Ok(0) => {}
+                Ok(count) => {
+                    self.counters.invalid_decisions += u64::from(count);
+                    forbidden(attachment, id);
+                    notes = true;
+                }
+                Err((position, broken)) => return self.fail_constrained(id, position, broken),
+            }
+        }
         let round = if replica.idle_handoffs >= MAX_IDLE_HANDOFFS { stay_instead(decisions) } else { 0 };
         let situation = Situation {
             generated: replica.generated(),
@@ -309,6 +339,9 @@ impl SubServer {
         self.counters.invalid_decisions += round + u64::from(outcome.invalid);
         if round > 0 || outcome.invalid > 0 {
             misled(attachment, id, round, decisions, outcome.invalid);
+            notes = true;
+        }
+        if notes {
             let route = replica.spec.new.route;
             self.tell_notes(route);
         }

@@ -1,7 +1,7 @@
 //! The decode loop: gives a sub-server its thread, its inbox and the time.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
@@ -80,7 +80,7 @@ pub fn run(
             for message in letter {
                 if matches!(message, Message::Shutdown) {
                     server.fail_all(&RequestError::ShuttingDown);
-                    surroundings.carry_out(&mut server.effects(), Instant::now());
+                    surroundings.carry_out(&mut sent(server, zero.elapsed()), Instant::now());
                     board.publish(server);
                     return;
                 }
@@ -89,7 +89,7 @@ pub fn run(
             }
         }
         let now = zero.elapsed();
-        surroundings.carry_out(&mut server.effects(), zero + now);
+        surroundings.carry_out(&mut sent(server, now), zero + now);
         board.publish(server);
         let gate = pacer.look(server.ready(), now);
         pacer.wakes().for_each(|model| surroundings.wake(model));
@@ -97,8 +97,9 @@ pub fn run(
             Gate::Open => {
                 pacer.start(server.ready(), now);
                 let stepped = server.step();
+                server.begun().for_each(|spec| spec.begin(zero + now));
                 let end = zero.elapsed();
-                let mut effects = server.effects().inspect(|effect| {
+                let mut effects = sent(server, end).inspect(|effect| {
                     if let Effect::Send(message) = effect
                         && matches!(message.status, Status::New | Status::Need)
                     {
@@ -120,4 +121,14 @@ pub fn run(
             Err(RecvTimeoutError::Disconnected) => return,
         }
     }
+}
+
+/// The effects, with the time `at` on what goes to peers.
+fn sent(server: &mut SubServer, at: Duration) -> impl Iterator<Item = Effect> {
+    server.effects().map(move |mut effect| {
+        if let Effect::Send(message) = &mut effect {
+            message.sent = at;
+        }
+        effect
+    })
 }

@@ -15,6 +15,8 @@ pub struct Detokenizer {
     /// The start of a character: at most three bytes.
     partial: Vec<u8>,
     start: Start,
+    /// Special tokens are part of the text.
+    special: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,12 +30,17 @@ enum Start {
 }
 
 impl Detokenizer {
+    /// One that writes special tokens as well, if `special`.
+    pub fn keeping(special: bool) -> Self {
+        Self { special, ..Self::default() }
+    }
+
     /// The text that `id` completes.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: TokenId) -> String {
-        if tokenizer.is_silent(id) {
+        if tokenizer.is_silent(id, self.special) {
             return String::new();
         }
-        let bytes = self.past_lead(tokenizer.lead(), tokenizer.text_bytes(id));
+        let bytes = self.past_lead(tokenizer.lead(), tokenizer.bytes(id).unwrap_or_default());
         self.partial.extend(bytes);
         self.complete()
     }

@@ -72,15 +72,26 @@ impl ModelText {
     /// exactly one, whether or not the text begins with it.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<TokenId>, TextError> {
         let mut ids = self.tokenizer.encode_with_special_tokens(text)?;
-        if let Some(bos) = self.bos().and_then(|bos| self.tokenizer.id_of(bos)) {
-            if self.add_bos && ids.first() != Some(&bos) {
-                ids.insert(0, bos);
-            }
-            if ids.starts_with(&[bos, bos]) && self.bos().is_some_and(|bos| text.starts_with(bos)) {
-                ids.remove(0);
-            }
-        }
+        self.settle_bos(text, &mut ids, |id| *id, |id| id);
         Ok(ids)
+    }
+
+    /// The same with the characters of `text` before each token.
+    pub fn encode_prompt_with_offsets(&self, text: &str) -> Result<Vec<(TokenId, usize)>, TextError> {
+        let mut tokens = self.tokenizer.encode_with_offsets(text, true)?;
+        self.settle_bos(text, &mut tokens, |(id, _)| *id, |id| (id, 0));
+        Ok(tokens)
+    }
+
+    /// `id` and `token` go from a token to its id and back.
+    fn settle_bos<T>(&self, text: &str, tokens: &mut Vec<T>, id: fn(&T) -> TokenId, token: fn(TokenId) -> T) {
+        let Some((written, bos)) = self.bos().and_then(|bos| Some((bos, self.tokenizer.id_of(bos)?))) else { return };
+        if self.add_bos && tokens.first().map(id) != Some(bos) {
+            tokens.insert(0, token(bos));
+        }
+        if tokens.len() > 1 && tokens[..2].iter().all(|token| id(token) == bos) && text.starts_with(written) {
+            tokens.remove(0);
+        }
     }
 
     /// Whether prompts given as text get tokens that are not in the text.
@@ -204,6 +215,30 @@ mod tests {
         }
         let rendered = text.render_chat(vec![json!({"content": "hello"})], Map::new(), UNIX_EPOCH).unwrap().unwrap();
         assert_eq!(text.encode_chat(&rendered).unwrap().iter().filter(|&&id| id == bos).count(), 1);
+    }
+
+    #[test]
+    fn offsets_are_those_of_the_text_as_it_was_written() {
+        let text = ModelText::load(&demo_directory()).unwrap();
+        for source in ["The answer is 한국어 😀.", "  two spaces", "<|im_start|>user\nHi", "é", ""] {
+            let tokens = text.encode_prompt_with_offsets(source).unwrap();
+            let ids: Vec<TokenId> = tokens.iter().map(|(id, _)| *id).collect();
+            assert_eq!(ids, text.encode_prompt(source).unwrap());
+            let mut detokenizer = crate::text::Detokenizer::keeping(true);
+            let mut chars = 0;
+            for (id, offset) in tokens {
+                assert_eq!(offset, chars, "{source:?}");
+                chars += detokenizer.push(&text.tokenizer, id).chars().count();
+            }
+        }
+        let config = json!({"bos_token": "<s>", "add_bos_token": true});
+        let text = ModelText::new(byte_fallback(), None, &config);
+        for source in ["hello", "<s>hello"] {
+            let tokens = text.encode_prompt_with_offsets(source).unwrap();
+            let ids: Vec<TokenId> = tokens.iter().map(|(id, _)| *id).collect();
+            assert_eq!(ids, text.encode_prompt(source).unwrap());
+            assert_eq!((tokens[0].1, tokens[1].1), (0, source.len() - "hello".len()), "{source}");
+        }
     }
 
     #[test]

@@ -138,6 +138,22 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// Tokens of `text`, each with the characters before it. Special tokens are added if `special`.
+    pub fn encode_with_offsets(&self, text: &str, special: bool) -> Result<Vec<(TokenId, usize)>, TextError> {
+        let encoding = self.inner.encode_char_offsets(text, special);
+        let encoding = encoding.map_err(|e| TextError(format!("the text cannot be tokenised: {e}")))?;
+        // White space that the tokenizer trims from its own offsets belongs to the token behind it, and tokens
+        // that are not in the text lie where the last one ended.
+        let (mut at, mut last_end) = (0, 0);
+        let placed = encoding.get_ids().iter().zip(encoding.get_offsets()).map(|(&id, &(start, end))| {
+            let inside = end > start;
+            at = if inside { start.min(last_end).max(at) } else { last_end };
+            last_end = last_end.max(end);
+            (id, at)
+        });
+        Ok(placed.collect())
+    }
+
     /// Text of `ids`, special tokens left out. The detokeniser's concatenated output is exactly this.
     pub fn decode(&self, ids: &[TokenId]) -> String {
         let mut detokenizer = super::Detokenizer::default();
@@ -167,16 +183,17 @@ impl Tokenizer {
     }
 
     /// The bytes that `id` adds to a text: none for special tokens and unknown ids.
-    pub(super) fn text_bytes(&self, id: TokenId) -> &[u8] {
-        match self.kinds.get(id as usize) {
-            Some(Kind::Text) => self.bytes(id).unwrap_or_default(),
-            _ => &[],
-        }
+    pub(crate) fn text_bytes(&self, id: TokenId) -> &[u8] {
+        if self.is_silent(id, false) { &[] } else { self.bytes(id).unwrap_or_default() }
     }
 
-    /// Whether `id` is left out of texts.
-    pub(super) fn is_silent(&self, id: TokenId) -> bool {
-        self.kinds.get(id as usize) != Some(&Kind::Text)
+    /// Whether `id` is left out of texts: special tokens are, unless `special` are kept, and unknown ids.
+    pub(super) fn is_silent(&self, id: TokenId, special: bool) -> bool {
+        match self.kinds.get(id as usize) {
+            Some(Kind::Text) => false,
+            Some(Kind::Special) => !special,
+            Some(Kind::Hole) | None => true,
+        }
     }
 
     #[cfg(test)]

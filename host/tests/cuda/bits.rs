@@ -181,10 +181,12 @@ impl Others {
             end: context.len(),
             pages: &self.pages[i],
             sampled: sampled.min(context.len() - self.starts[i]),
+            scored: 0,
             sampling: &self.sampling[i],
             prompt_len: 1,
             masked: &[],
             nets: &[],
+            allowed: &[],
         }
     }
 }

@@ -136,10 +136,12 @@ impl Poisoned {
             end: start + rows,
             pages: &pages,
             sampled,
+            scored: 0,
             sampling: &sampling,
             prompt_len: 1,
             masked: &[],
             nets: &self.nets,
+            allowed: &[],
         };
         let signals = SignalRequest {
             scalars: SignalSet::ALL,

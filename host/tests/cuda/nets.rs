@@ -98,7 +98,19 @@ fn assert_scores(what: &str, cuda: &mut Poisoned, cpu: &mut CpuRunner, id: NetId
             let rows = |i: usize, start: usize, end: usize, pages: &'static [PageId], sampled: usize| {
                 let (sampling, masked, nets) = ways[i];
                 let context = &tokens[i];
-                Rows { context, start, end, pages, sampled, sampling, prompt_len: 1, masked, nets }
+                Rows {
+                    context,
+                    start,
+                    end,
+                    pages,
+                    sampled,
+                    scored: 0,
+                    sampling,
+                    prompt_len: 1,
+                    masked,
+                    nets,
+                    allowed: &[],
+                }
             };
             const PAGES: [&[PageId]; 5] = [
                 &[3, 1, 9, 20, 21, 22],

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use tokenrouter::request::{SamplingParams, TokenId};
+use tokenrouter::constraint::allows;
+use tokenrouter::request::{PromptLogprobs, SamplingParams, Score, TokenId};
 use tokenrouter::runner::cpu::CpuRunner;
 use tokenrouter::runner::sampler::NO_TOKEN;
 use tokenrouter::runner::{PageId, RowBatch, RowOutputs, Rows, Runner, SignalRequest};
@@ -18,15 +19,27 @@ struct Case {
     name: &'static str,
     params: SamplingParams,
     masked: Vec<TokenId>,
+    allowed: Vec<u32>,
+}
+
+/// The bits of `tokens`, of a vocabulary of 2048.
+fn bits(tokens: impl Iterator<Item = TokenId>) -> Vec<u32> {
+    let mut bits = vec![0; 2048 / 32];
+    tokens.for_each(|token| bits[token as usize / 32] |= 1 << (token % 32));
+    bits
 }
 
 /// Ways to draw; `best` are the most probable tokens, best first.
 fn cases(best: &[TokenId]) -> Vec<Case> {
     let hot = SamplingParams { temperature: 2.0, ..SamplingParams::default() };
-    let case = |name, params: SamplingParams| Case { name, params, masked: Vec::new() };
+    let case = |name, params: SamplingParams| Case { name, params, masked: Vec::new(), allowed: Vec::new() };
     let mut few: Vec<TokenId> = best[..5].to_vec();
     few.sort_unstable();
-    let masked = |name, params: SamplingParams| Case { name, params, masked: few.clone() };
+    let masked = |name, params: SamplingParams| Case { name, params, masked: few.clone(), allowed: Vec::new() };
+    // Every third token, the best of all not among them.
+    let third = bits((0..2048).filter(|id| id % 3 == 1 && *id != best[0]));
+    let allowed = |name, params: SamplingParams| Case { name, params, masked: few.clone(), allowed: third.clone() };
+    let pair = bits([best[6], 2047].into_iter());
     let bias = vec![(best[3], 4.0), (best[0], -2.0), (best[7], 1.5)];
     vec![
         case("greedy", SamplingParams::greedy()),
@@ -51,7 +64,16 @@ fn cases(best: &[TokenId]) -> Vec<Case> {
         masked("masked", hot.clone()),
         masked("masked and greedy", SamplingParams { top_logprobs: Some(20), ..SamplingParams::greedy() }),
         masked("masked and top_k", SamplingParams { top_k: 20, top_p: 0.9, top_logprobs: Some(7), ..hot.clone() }),
-        masked("masked and penalties", SamplingParams { repetition_penalty: 1.2, top_p: 0.9, ..hot }),
+        masked("masked and penalties", SamplingParams { repetition_penalty: 1.2, top_p: 0.9, ..hot.clone() }),
+        allowed("allowed and greedy", SamplingParams { top_logprobs: Some(20), ..SamplingParams::greedy() }),
+        allowed("allowed", hot.clone()),
+        allowed("allowed and min_p", SamplingParams { min_p: 0.05, min_tokens: 1000, ..hot.clone() }),
+        allowed("allowed and top_k", SamplingParams { top_k: 20, top_p: 0.9, ..hot.clone() }),
+        allowed("allowed and penalties", SamplingParams { repetition_penalty: 1.2, ..hot.clone() }),
+        Case {
+            allowed: pair,
+            ..case("one of two allowed", SamplingParams { top_k: 100_000, temperature: 0.9, ..hot })
+        },
     ]
 }
 
@@ -62,7 +84,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn rows<'a>(&'a self, params: &'a SamplingParams, masked: &'a [TokenId]) -> Rows<'a> {
+    fn rows<'a>(&'a self, params: &'a SamplingParams, masked: &'a [TokenId], allowed: &'a [u32]) -> Rows<'a> {
         let end = self.tokens.len();
         Rows {
             context: &self.tokens,
@@ -70,10 +92,12 @@ impl Prepared {
             end,
             pages: &self.pages,
             sampled: 1,
+            scored: 0,
             sampling: params,
             prompt_len: end / 2,
             masked,
             nets: &[],
+            allowed,
         }
     }
 }
@@ -100,11 +124,9 @@ fn prepare(runners: &mut [&mut dyn Runner], vocabulary: u32) -> Vec<Prepared> {
 /// One row a seed, for each of the cases.
 fn draw(runner: &mut dyn Runner, prepared: &Prepared, cases: &[Case], signals: &SignalRequest) -> RowOutputs {
     let seeded = |case: &Case, seed| SamplingParams { seed, ..case.params.clone() };
-    let params: Vec<(SamplingParams, &[TokenId])> = cases
-        .iter()
-        .flat_map(|case| (0..SEEDS).map(move |seed| (seeded(case, seed), case.masked.as_slice())))
-        .collect();
-    let sequences = params.iter().map(|(params, masked)| prepared.rows(params, masked)).collect();
+    let params: Vec<(SamplingParams, &Case)> =
+        cases.iter().flat_map(|case| (0..SEEDS).map(move |seed| (seeded(case, seed), case))).collect();
+    let sequences = params.iter().map(|(params, case)| prepared.rows(params, &case.masked, &case.allowed)).collect();
     let batch = RowBatch { sequences, signals: signals.clone(), hidden: false };
     runner.forward(&batch).unwrap_or_else(|e| panic!("{e}"))
 }
@@ -168,7 +190,7 @@ fn draws_are_the_hosts() {
         for prepared in prepared {
             let best = SignalRequest { top_k: 8, ..SignalRequest::default() };
             let greedy = SamplingParams::greedy();
-            let batch = RowBatch { sequences: vec![prepared.rows(&greedy, &[])], signals: best, hidden: false };
+            let batch = RowBatch { sequences: vec![prepared.rows(&greedy, &[], &[])], signals: best, hidden: false };
             let cases = cases(&cpu.forward(&batch).unwrap().signals.topk_ids);
             for (index, case) in cases.iter().enumerate() {
                 let what = format!("{model}, {}", case.name);
@@ -179,6 +201,7 @@ fn draws_are_the_hosts() {
                 assert_eq!(got.samples.len(), SEEDS as usize);
                 for (seed, (got, want)) in got.samples.iter().zip(&want.samples).enumerate() {
                     assert!(got.finite && want.finite, "{what}, seed {seed}");
+                    assert!(case.allowed.is_empty() || allows(&case.allowed, got.token), "{what}, seed {seed}");
                     drawn[index].insert(want.token);
                     let lists = [got, want].map(|s| s.top_logprobs.iter().map(|(_, p)| *p).collect::<Vec<_>>());
                     assert_near(&format!("{what}, seed {seed}: top logprobs"), &lists[0], &lists[1], 1e-4);
@@ -206,6 +229,48 @@ fn draws_are_the_hosts() {
             let varies = drawn[index].len() > prepared.len();
             assert!(fixed || varies || short(), "{model}, {}: only {:?}", case.name, drawn[index]);
         }
+    }
+}
+
+/// What the device makes of the tokens of a prompt, in pieces and in company, against the CPU.
+#[test]
+fn scores_of_a_prompt_are_the_hosts() {
+    if !gpu() {
+        return;
+    }
+    let Both { mut cuda, mut cpu } = Both::load(&demo("small"));
+    let tokens = written("me-2");
+    let mut sequence = Sequence::new(&tokens, tokens.len(), 0, 1);
+    sequence.sampling.prompt_logprobs = Some(PromptLogprobs { from: 1, top: 5 });
+    sequence.sampling.listed_logprobs = vec![3, 900];
+    let other = Sequence::new(&tokens[..20], 20, 40, 1);
+    let scored = |runner: &mut dyn Runner, step: usize| {
+        let (mut at, mut scores) = (sequence.clone(), Vec::new());
+        while at.done < tokens.len() {
+            let end = (at.done + step).min(tokens.len());
+            let sampled = usize::from(end == tokens.len());
+            let rows = Rows { scored: end - at.done - sampled, ..at.rows(end, sampled) };
+            let signals = SignalRequest { scalars: SignalSet::ALL, ..SignalRequest::default() };
+            let batch = RowBatch { sequences: vec![other.rows(20, 2), rows], signals, hidden: true };
+            let out = runner.forward(&batch).unwrap_or_else(|e| panic!("{e}"));
+            let width = runner.info().hidden_size as usize;
+            let kept = [out.samples.len(), out.signals.entropy.len(), out.hidden.len() / width];
+            assert_eq!(kept, [2 + sampled; 3], "scored rows leave nothing but scores");
+            scores.extend(out.scores.into_iter().map(|score| score.unwrap()));
+            at.done = end;
+        }
+        scores
+    };
+    let want = scored(&mut cpu, tokens.len());
+    let whole = scored(&mut cuda, tokens.len());
+    assert_eq!(whole.len(), tokens.len() - 1);
+    for step in some(&[70, 7, 200], 1) {
+        assert_eq!(scored(&mut cuda, *step), whole, "in pieces of {step}");
+    }
+    let top = |score: &Score| score.top_logprobs.iter().map(|(_, value)| *value).collect::<Vec<f32>>();
+    for (at, (got, want)) in whole.iter().zip(&want).enumerate() {
+        assert_near(&format!("token {}", at + 1), &[got.logprob], &[want.logprob], 2e-3);
+        assert_near(&format!("best of token {}", at + 1), &top(got), &top(want), 2e-3);
     }
 }
 

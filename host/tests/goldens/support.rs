@@ -59,10 +59,12 @@ impl Sequence {
             end,
             pages: &self.pages,
             sampled,
+            scored: 0,
             sampling: &self.sampling,
             prompt_len: self.prompt_len,
             masked: &self.masked,
             nets: &[],
+            allowed: &[],
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Random models of every architecture: prefill, single steps and ragged batches.
 
 use proptest::prelude::*;
-use tokenrouter::request::TokenId;
-use tokenrouter::runner::Runner;
+use tokenrouter::request::{PromptLogprobs, TokenId};
 use tokenrouter::runner::cpu::CpuRunner;
+use tokenrouter::runner::{Rows, Runner, SignalRequest};
 
 use crate::support::tiny::{ARCHITECTURES, LENGTHS, assert_close, dir, goldens};
 use crate::support::{Sequence, all_logits, forward, load, logits};
@@ -36,6 +36,50 @@ fn prefill_agrees_with_the_goldens_and_steps_agree_with_prefill() {
             assert_close(architecture, &prefill, &golden.logits);
             for steps in [&[1][..], &[16], &[3, 1, 20]] {
                 assert!(in_steps(&mut runner, &golden.ids, steps) == prefill, "{architecture}: steps of {steps:?}");
+            }
+        }
+    }
+}
+
+/// Scores are what the logits of the row before say, in whatever chunks the prompt comes.
+#[test]
+fn scores_of_a_prompt_agree_with_its_logits() {
+    for architecture in ARCHITECTURES {
+        let mut runner = load(&dir(architecture), PAGES);
+        let ids = &goldens(architecture)[2].ids;
+        let logits = in_steps(&mut runner, ids, &[ids.len()]);
+        for steps in [&[70][..], &[1], &[16, 5]] {
+            let mut sequence = Sequence::new(ids, ids.len(), 3, 5);
+            sequence.sampling.prompt_logprobs = Some(PromptLogprobs { from: 1, top: 3 });
+            sequence.sampling.listed_logprobs = vec![7];
+            let mut scores = Vec::new();
+            for step in steps.iter().cycle() {
+                let end = (sequence.done + step).min(ids.len());
+                let sampled = usize::from(end == ids.len());
+                let rows = Rows { scored: end - sequence.done - sampled, ..sequence.rows(end, sampled) };
+                let out = forward(&mut runner, vec![rows], &SignalRequest::default());
+                assert_eq!(out.samples.len(), sampled);
+                scores.extend(out.scores);
+                sequence.done = end;
+                if end == ids.len() {
+                    break;
+                }
+            }
+            assert_eq!(scores.len(), ids.len() - 1);
+            for ((score, logits), &token) in scores.into_iter().zip(&logits).zip(&ids[1..]) {
+                let score = score.unwrap();
+                let sum: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
+                let of = |id: u32| f64::from(logits[id as usize]) - sum.ln();
+                assert!((f64::from(score.logprob) - of(token)).abs() < 1e-4, "{architecture}: {score:?}");
+                let better = logits.iter().filter(|&&l| l > logits[token as usize]).count() as u32;
+                assert!(score.rank > better, "{architecture}: {score:?}");
+                let (best, _) = score.top_logprobs[0];
+                assert!(logits.iter().all(|&l| l <= logits[best as usize]));
+                assert_eq!((score.top_logprobs.len(), score.top_logprobs[3].0), (4, 7));
+                assert_eq!(score.rank == 1, best == token);
+                for (id, logprob) in score.top_logprobs {
+                    assert!((f64::from(logprob) - of(id)).abs() < 1e-4, "{architecture}: token {id}");
+                }
             }
         }
     }

@@ -10,6 +10,7 @@
 mod mortal;
 mod prefix;
 mod reload;
+mod scores;
 mod script;
 mod shadow;
 mod waits;
@@ -137,7 +138,7 @@ fn random_specs(rng: &mut Rng, routes: &[Route]) -> Vec<Arc<RequestSpec>> {
         let max_tokens = 1 + rng.below(24) as u32;
         let cache_salt = rng.chance(0.2).then(|| "pepper".into());
         let new = NewRequest { route, prompt, max_tokens, sampling, return_signals: false, cache_salt };
-        specs.push(Arc::new(RequestSpec { id, new }));
+        specs.push(Arc::new(RequestSpec::new(id, new)));
     }
     specs
 }
@@ -382,7 +383,7 @@ fn a_new_request_opens_other_gates() {
             return_signals: false,
             cache_salt: None,
         };
-        world.submit(micros(at), Arc::new(RequestSpec { id, new }));
+        world.submit(micros(at), Arc::new(RequestSpec::new(id, new)));
     }
     while world.advance() {}
     for (id, client) in &world.audience.0 {

@@ -147,7 +147,7 @@ impl Alone {
         let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::greedy() };
         let (prompt, cache_salt) = (prompt.to_vec(), salt.map(Into::into));
         let new = NewRequest { route: RouteId(0), prompt, max_tokens, sampling, return_signals: false, cache_salt };
-        self.server.take(Message::Submit(Arc::new(RequestSpec { id: self.next, new })));
+        self.server.take(Message::Submit(Arc::new(RequestSpec::new(self.next, new))));
         self.next += 1;
         self.next - 1
     }

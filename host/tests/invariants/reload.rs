@@ -90,7 +90,7 @@ fn reloaded(seed: u64, met: &mut Met) -> Result<(), String> {
         let sampling = SamplingParams { seed: rng.next(), ignore_eos: rng.chance(0.3), ..SamplingParams::greedy() };
         let max_tokens = 1 + rng.below(24) as u32;
         let new = NewRequest { route, prompt, max_tokens, sampling, return_signals: false, cache_salt: None };
-        let spec = Arc::new(RequestSpec { id, new });
+        let spec = Arc::new(RequestSpec::new(id, new));
         world.submit(at, spec.clone());
         if rng.chance(0.2) {
             world.cancel(at + micros(rng.below(4000)), id);

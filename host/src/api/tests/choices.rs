@@ -14,8 +14,15 @@ use crate::text::tokenizer_fixtures::demo;
 const END: TokenId = 2047;
 
 fn commit(start: u32, tokens: &[TokenId]) -> Event {
-    let token =
-        |&token| Committed { token, model: ModelId(0), eos: false, logprob: 0.0, top_logprobs: vec![], signals: None };
+    let token = |&token| Committed {
+        token,
+        model: ModelId(0),
+        eos: false,
+        complete: false,
+        logprob: 0.0,
+        top_logprobs: vec![],
+        signals: None,
+    };
     Event::Committed { start, tokens: tokens.iter().map(token).collect() }
 }
 
@@ -34,6 +41,7 @@ async fn run(events: Vec<Event>, stops: &[&str]) -> Result<Piece, ChoiceError> {
         stops: stops.iter().map(|s| s.to_string()).collect(),
         include_stop: false,
         min_tokens: 0,
+        keep_special: false,
     };
     let text = Arc::new(ModelText::new(demo(), None, &Value::Null));
     let mut choice = Choice::new(RequestStream::unconnected(1, receiver), text, ending);
@@ -94,6 +102,15 @@ async fn an_unfinished_character_is_replaced_and_belongs_to_a_token() {
     let ended = vec![commit(0, part), commit(3, &[END]), finished(FinishReason::Stop(END))];
     let answer = run(ended, &[]).await.unwrap();
     assert_eq!((answer.text.as_str(), answer.entries.len()), ("a\u{FFFD}", 4));
+}
+
+#[tokio::test]
+async fn a_complete_form_ends_with_all_of_its_text() {
+    // The end token of another model is text like any other.
+    let all = [ids("ab"), vec![END]].concat();
+    let answer = run(vec![commit(0, &all), finished(FinishReason::Complete)], &[]).await.unwrap();
+    assert_eq!((answer.text.as_str(), answer.entries.len()), ("ab", all.len()));
+    assert_eq!(answer.end.unwrap().reason, Reason::Complete);
 }
 
 #[tokio::test]

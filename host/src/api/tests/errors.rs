@@ -91,18 +91,11 @@ async fn fields() {
         ),
         (chats, "stream_options", json!({"include_usage": true}), 400, "invalid_value", "stream_options"),
         (chats, "top_logprobs", json!(5), 400, "invalid_value", "top_logprobs"),
-        (chats, "regex", json!("a+"), 400, "unsupported_parameter", "regex"),
-        (completions, "guided_json", json!({}), 400, "unsupported_parameter", "guided_json"),
+        (chats, "regex", json!("(a"), 400, "invalid_value", "regex"),
+        (completions, "guided_json", json!({"type": 5}), 400, "invalid_value", "guided_json"),
         (completions, "chat_template", json!("x"), 400, "unsupported_parameter", "chat_template"),
-        ("/generate", "guided_regex", json!("a+"), 400, "unsupported_parameter", "guided_regex"),
-        (
-            "/generate",
-            "response_format",
-            json!({"type": "json_object"}),
-            400,
-            "unsupported_parameter",
-            "response_format",
-        ),
+        ("/generate", "guided_regex", json!("(a"), 400, "invalid_value", "guided_regex"),
+        ("/generate", "response_format", json!({"type": "xml"}), 400, "invalid_value", "response_format.type"),
         (
             "/generate",
             "sampling_params",
@@ -125,7 +118,16 @@ async fn fields() {
         (completions, "prompt", json!(vec![vec![1]; 257]), 400, "invalid_value", "prompt"),
         (completions, "prompt", json!("word ".repeat(300)), 400, "context_length_exceeded", "prompt"),
         (completions, "logprobs", json!(1_000_000_000), 400, "invalid_value", "logprobs"),
-        (completions, "echo", json!(true), 400, "unsupported_parameter", "echo"),
+        (completions, "prompt_logprobs", json!(21), 400, "invalid_value", "prompt_logprobs"),
+        (completions, "prompt_logprobs", json!("x"), 400, "invalid_type", "prompt_logprobs"),
+        (completions, "truncate_prompt_tokens", json!(0), 400, "invalid_value", "truncate_prompt_tokens"),
+        (completions, "max_tokens", json!(0), 400, "invalid_value", "max_tokens"),
+        (completions, "return_logprob", json!(true), 400, "unsupported_parameter", "return_logprob"),
+        (completions, "request_id", json!(""), 400, "invalid_value", "request_id"),
+        (chats, "route", json!("small"), 400, "unsupported_parameter", "route"),
+        (completions, "policy_settings", json!({}), 400, "unsupported_parameter", "policy_settings"),
+        (chats, "echo", json!(true), 400, "unsupported_parameter", "echo"),
+        (chats, "continue_final_message", json!(3), 400, "invalid_type", "continue_final_message"),
         (completions, "suffix", json!("x"), 400, "unsupported_parameter", "suffix"),
         (
             "/generate",
@@ -140,7 +142,8 @@ async fn fields() {
     for (path, field, value, status, code, param) in cases {
         let mut body = match path {
             "/v1/chat/completions" => chat(),
-            "/generate" => json!({"model": "pair"}),
+            "/generate" if field == "input_ids" => json!({"model": "pair"}),
+            "/generate" => json!({"model": "pair", "text": "Hi"}),
             _ => completion(),
         };
         body[field] = value;
@@ -286,7 +289,8 @@ async fn readiness_is_not_liveness() {
 #[tokio::test]
 async fn more_than_the_server_writes_at_once() {
     let pause = std::time::Duration::from_millis(100);
-    let server = Server::with("a long answer", super::fixture::Options { pause, ..Default::default() });
+    let mut server = Server::with("a long answer", super::fixture::Options { pause, ..Default::default() });
+    std::sync::Arc::get_mut(&mut server.state).unwrap().front.limits.queued_requests = 0;
     // Fill the house with slow answers, held by streams that nobody reads.
     let mut body = completion();
     (body["prompt"], body["n"], body["stream"]) = (json!(vec![vec![5]; 4]), 64.into(), true.into());

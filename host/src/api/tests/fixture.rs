@@ -15,7 +15,7 @@ use crate::api::{AppState, SamplingDefaults, router};
 use crate::engine::{Engine, ModelSetup, OnError, RouteSetup};
 use crate::policy::Linked;
 use crate::policy::monitor::DEFAULT_BUDGET;
-use crate::request::{ModelId, TokenId};
+use crate::request::{ModelId, Score, TokenId};
 use crate::runner::{Columns, ModelInfo, RowBatch, RowOutputs, Runner, RunnerError, Sample};
 use crate::text::tokenizer_fixtures::{demo, demo_directory};
 use crate::text::{ModelText, Tokenizer};
@@ -42,6 +42,13 @@ impl Runner for Reciter {
         std::thread::sleep(self.pause);
         let mut out = RowOutputs::default();
         for rows in &batch.sequences {
+            for at in rows.scored_positions() {
+                let listed = rows.sampling.listed_logprobs.iter().map(|&id| (id, -2.5));
+                let top = rows.sampling.prompt_logprobs.map_or(0, |wanted| wanted.top) as usize;
+                let best = [(7, -0.125), (8, -0.5)].into_iter().take(top);
+                let (logprob, rank) = (-(at as f32) - 1.0, 3);
+                out.scores.push(Some(Score { logprob, rank, top_logprobs: best.chain(listed).collect() }));
+            }
             for row in rows.end - rows.sampled..rows.end {
                 let position = row + 1 - rows.prompt_len;
                 if self.lost_at == Some(position) {
@@ -49,11 +56,12 @@ impl Runner for Reciter {
                 }
                 let token = self.script.get(position).copied().unwrap_or(END);
                 let top = [(token, -0.25), (0, f32::NEG_INFINITY)];
+                let listed = rows.sampling.listed_logprobs.iter().map(|&id| (id, -1.5));
                 let wanted = rows.sampling.top_logprobs.unwrap_or(0) as usize;
                 out.samples.push(Sample {
                     token,
                     logprob: -0.25,
-                    top_logprobs: top.into_iter().take(wanted).collect(),
+                    top_logprobs: top.into_iter().take(wanted).chain(listed).collect(),
                     finite: self.breaks_at != Some(position),
                 });
             }
@@ -219,4 +227,17 @@ pub fn chat() -> Value {
 
 pub fn completion() -> Value {
     json!({"model": "pair", "prompt": "Hi", "max_tokens": 200})
+}
+
+/// Samples of GET /metrics, by name and labels as written.
+pub async fn scrape(server: &Server) -> std::collections::BTreeMap<String, f64> {
+    let response = server.send(Request::get("/metrics").body(Body::empty()).unwrap()).await;
+    assert_eq!(response.headers()["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+    let text = text_of(response).await;
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let sample = |line: &str| {
+        let (name, value) = line.rsplit_once(' ').unwrap();
+        (name.to_owned(), value.parse().unwrap_or_else(|_| panic!("{line}")))
+    };
+    lines.map(sample).collect()
 }

@@ -140,7 +140,7 @@ fn every_token_has_its_evaluation() {
         let mut tokens: Vec<Committed> = Vec::new();
         let handoffs = loop {
             match stream.events.blocking_recv().unwrap().event {
-                Event::PromptCached { .. } => {}
+                Event::PromptCached { .. } | Event::PromptScored { .. } => {}
                 Event::Committed { tokens: more, .. } => tokens.extend(more),
                 Event::Finished { reason, handoffs } => {
                     assert_eq!(reason, FinishReason::Length);

@@ -5,9 +5,14 @@ use tokenrouter_kernels::{self as kernels, Query, RopeTable};
 use super::CpuRunner;
 use super::model::Linear;
 use super::nets::{CpuNet, Inputs};
+use crate::request::Score;
 use crate::runner::net::NetId;
 use crate::runner::sampler::Row;
+use crate::runner::score::score;
 use crate::runner::{NetScores, PAGE_TOKENS, PageId, RowBatch, RowOutputs, Rows, Sample};
+
+/// Rows that are scored at a time: their logits are many.
+const SCORED_ROWS: usize = 16;
 
 /// Work memory, kept between forwards.
 #[derive(Default)]
@@ -17,6 +22,8 @@ pub(super) struct Buffers {
     normed: Vec<f32>,
     /// Last hidden states of the sampled rows, after the final norm.
     pub(super) hidden: Vec<f32>,
+    /// Those of the scored rows.
+    scored: Vec<f32>,
     qkv: Vec<f32>,
     heads: Vec<f32>,
     /// What a block adds to the residual stream.
@@ -32,10 +39,10 @@ impl CpuRunner {
     /// Store K/V of all rows and leave the logits of the sampled ones in the buffers.
     pub(super) fn compute(&mut self, batch: &RowBatch<'_>) {
         let Self { config, model, pool, frequencies, buffers: b, nets, hidden_pages, .. } = self;
-        // Rows whose last hidden state is needed: the sampled ones, and all that a later row may look back at.
+        // Rows whose last hidden state is needed: sampled and scored ones, and all that a later row may look back at.
         let looks_back =
             |s: &Rows<'_>| s.nets.iter().any(|net| nets[net.0 as usize].as_ref().is_some_and(|net| net.back > 0));
-        let kept = |s: &Rows<'_>| if looks_back(s) { s.end - s.start } else { s.sampled };
+        let kept = |s: &Rows<'_>| if looks_back(s) { s.end - s.start } else { s.scored + s.sampled };
         let sampled = |s: &Rows<'_>| s.sampled;
         let (hidden, dim) = (config.hidden, config.head_dim);
         let (q_width, kv_width) = (config.heads * dim, config.kv_heads * dim);
@@ -101,6 +108,13 @@ impl CpuRunner {
                 hidden_pages[cell(s.pages, position) * hidden..][..hidden].copy_from_slice(state);
             }
         }
+        b.scored.clear();
+        let mut states = 0;
+        for s in &batch.sequences {
+            states += kept(s);
+            let end = states - s.sampled;
+            b.scored.extend_from_slice(&b.hidden[(end - s.scored) * hidden..end * hidden]);
+        }
         keep_last(batch, kept, sampled, &mut b.hidden, hidden);
         b.logits.resize(batch.sampled() * config.vocab_size, 0.0);
         kernels::linear(model.head(), &b.hidden, &mut b.logits, &mut b.scratch);
@@ -111,13 +125,32 @@ impl CpuRunner {
         let mut out = RowOutputs::default();
         let mut logits = self.buffers.logits.chunks_exact_mut(self.config.vocab_size);
         for s in &batch.sequences {
-            for (end, logits) in (s.end - s.sampled + 1..=s.end).zip(&mut logits) {
-                let row =
-                    Row { context: &s.context[..end], prompt_len: s.prompt_len, params: s.sampling, masked: s.masked };
+            for (index, logits) in (0..s.sampled).zip(&mut logits) {
+                let row = Row {
+                    context: &s.context[..s.end - s.sampled + index + 1],
+                    prompt_len: s.prompt_len,
+                    params: s.sampling,
+                    masked: s.masked,
+                    allowed: s.allowed_at(index, self.config.vocab_size),
+                };
                 out.samples.push(self.sampler.sample(logits, &row, &batch.signals, &mut out.signals));
             }
         }
         out
+    }
+
+    /// What the scored rows give the tokens that follow them.
+    pub(super) fn score(&mut self, batch: &RowBatch<'_>) -> Vec<Option<Score>> {
+        let Self { config, model, buffers: b, .. } = self;
+        let mut positions = batch.sequences.iter().flat_map(|s| s.scored_positions().map(move |at| (s, at)));
+        let (mut scores, mut logits) = (Vec::with_capacity(batch.scored()), Vec::new());
+        for states in b.scored.chunks(SCORED_ROWS * config.hidden) {
+            logits.resize(states.len() / config.hidden * config.vocab_size, 0.0);
+            kernels::linear(model.head(), states, &mut logits, &mut b.scratch);
+            let rows = logits.chunks_exact_mut(config.vocab_size);
+            scores.extend(rows.zip(&mut positions).map(|(logits, (s, at))| score(logits, s, at)));
+        }
+        scores
     }
 
     /// Evaluate the nets that the sequences name, at their sampled rows.

@@ -175,6 +175,7 @@ impl Runner for CpuRunner {
         check(&self.info, |net| self.net(net).is_some(), batch)?;
         self.compute(batch);
         let mut outputs = self.sample(batch);
+        outputs.scores = self.score(batch);
         self.evaluate_nets(batch, &mut outputs);
         if batch.hidden {
             outputs.hidden.clone_from(&self.buffers.hidden);

@@ -5,6 +5,7 @@ use tokenrouter_kernels::gpu::ops::{self, HEADER_WORDS, ITEM_WORDS, LIST, PARAMS
 use tokenrouter_kernels::gpu::{ALIGNMENT, Arena, DevicePtr, GpuError};
 
 use super::Dtype;
+use crate::constraint::mask_words;
 use crate::runner::PAGE_TOKENS;
 use crate::runner::model_config::ModelConfig;
 
@@ -131,7 +132,8 @@ pub(super) fn qkv_width(config: &ModelConfig) -> usize {
     (config.heads + 2 * config.kv_heads) * config.head_dim
 }
 
-/// Where things lie in a step's upload, in words; the page list (and behind it the masked tokens) is last.
+/// Where things lie in a step's upload, in words; the page list is last,
+/// and behind it are the masked tokens and the bits of those that may be drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UploadLayout {
     /// Rows that it has room for.
@@ -219,7 +221,8 @@ impl Buffers {
         let (hidden, q) = (config.hidden, config.heads * config.head_dim);
         let only = |wanted: Dtype, count: usize| if dtype == wanted { count } else { 0 };
         let chunks = chunks(config.vocab_size);
-        let upload_words = UploadLayout { rows }.page_list() + pages.max(SLOTS) + MASKED;
+        let upload_words =
+            UploadLayout { rows }.page_list() + pages.max(SLOTS) + MASKED + SLOTS * mask_words(config.vocab_size);
         Ok(Self {
             upload: f32s(to, upload_words)?,
             upload_words,

@@ -408,6 +408,7 @@ impl CudaRunner {
         self.nets[..net].iter().map(|net| net.width).sum()
     }
 
+    /// One step; `nets` are evaluated at its sampled rows.
     fn step(
         &mut self,
         batch: &RowBatch<'_>,
@@ -416,6 +417,10 @@ impl CudaRunner {
         out: &mut RowOutputs,
     ) -> Result<(), RunnerError> {
         let text = runner_error;
+        let first_sampled = |part: &step::Part| batch.sequences[part.sequence].scored_positions().end;
+        // Scored rows alone need none; beside sampled ones what nets make of them is not read.
+        let sampled = parts.iter().any(|part| part.end > first_sampled(part));
+        let nets = if sampled { nets } else { &[] };
         let step = self.run(batch, parts, nets)?;
         self.busy = false;
         if step.slots.is_empty() {

@@ -7,32 +7,41 @@ use tokenrouter_kernels::gpu::ops::{LIST, SAMPLE_WORDS};
 use super::CudaRunner;
 use super::memory::{self, SCORES, results};
 use super::step::Step;
-use crate::request::TokenId;
+use crate::request::{Score, TokenId};
 use crate::runner::net::NetId;
 use crate::runner::sampler::{NOT_FINITE, Row};
+use crate::runner::score::score;
 use crate::runner::{Columns, NetScores, RowBatch, RowOutputs, Sample, SignalRequest};
 
 /// What the host made of a slot's logits.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FromLogits {
     sample: Option<Sample>,
+    /// Of a scored row.
+    score: Option<Score>,
     /// The best tokens with their logits.
     top: Vec<(TokenId, f32)>,
 }
 
 impl CudaRunner {
-    /// What takes whole rows of logits, which are fetched for it: tokens that the host draws, and lists of
-    /// the best that are longer than the device's.
+    /// What takes whole rows of logits, which are fetched for it: scores of given tokens, tokens that the host
+    /// draws, and lists of the best that are longer than the device's.
     pub(super) fn read_logits(&mut self, batch: &RowBatch<'_>, step: &Step) -> Result<Vec<FromLogits>, GpuError> {
         let mut all = vec![FromLogits::default(); step.slots.len()];
         let top_k = batch.signals.top_k as usize;
         let (pitch, vocabulary) = (memory::pitch(&self.config), self.config.vocab_size);
-        for (index, slot) in step.slots.iter().enumerate().filter(|(_, slot)| slot.on_host || top_k > LIST) {
+        for (index, slot) in
+            step.slots.iter().enumerate().filter(|(_, slot)| slot.scored || slot.on_host || top_k > LIST)
+        {
             let from = self.buffers.logits.offset(index * pitch * 4);
             // SAFETY: a row of logits; `logits` is read after the stream was waited for.
             unsafe { self.stream.download_async(&mut self.logits, from, vocabulary * 4)? };
             self.stream.synchronize()?;
             let logits = &mut self.logits[..vocabulary];
+            if slot.scored {
+                all[index].score = score(logits, &batch.sequences[slot.sequence], slot.end - 1);
+                continue;
+            }
             if top_k > LIST {
                 let mut ids = Vec::new();
                 tokenrouter_kernels::top(logits, top_k, &mut ids);
@@ -45,6 +54,7 @@ impl CudaRunner {
                     prompt_len: s.prompt_len,
                     params: s.sampling,
                     masked: s.masked,
+                    allowed: s.allowed_at(slot.end - 1 - (s.end - s.sampled), vocabulary),
                 };
                 let nothing = SignalRequest::default();
                 all[index].sample = Some(self.sampler.sample(logits, &row, &nothing, &mut Columns::default()));
@@ -90,6 +100,10 @@ impl CudaRunner {
     ) {
         let wanted = &batch.signals;
         for (index, (slot, fetched)) in step.slots.iter().zip(fetched).enumerate() {
+            if slot.scored {
+                out.scores.push(fetched.score);
+                continue;
+            }
             let s = &batch.sequences[slot.sequence];
             let words = &self.download[results::SAMPLES + index * SAMPLE_WORDS..][..SAMPLE_WORDS];
             let float = |word: usize| f32::from_bits(words[word]);
@@ -148,7 +162,7 @@ impl CudaRunner {
     ) {
         for (id, (_, scores)) in nets.iter().zip(out) {
             let column = self.score_column(id.0 as usize);
-            for (index, slot) in step.slots.iter().enumerate() {
+            for (index, slot) in step.slots.iter().enumerate().filter(|(_, slot)| !slot.scored) {
                 let named = batch.sequences[slot.sequence].nets.contains(id);
                 let row = &self.download[results::SCORES_AT + index * SCORES + column..][..scores.width];
                 scores.scores.extend(row.iter().map(|bits| if named { f32::from_bits(*bits) } else { f32::NAN }));
@@ -161,7 +175,10 @@ impl CudaRunner {
         // SAFETY: the slots' hidden states; `download` is read after the stream was waited for.
         unsafe { self.stream.download_async(&mut self.download, self.buffers.hidden, words * 4)? };
         self.stream.synchronize()?;
-        out.hidden.extend(self.download[..words].iter().map(|bits| f32::from_bits(*bits)));
+        for (states, _) in self.download[..words].chunks(self.config.hidden).zip(&step.slots).filter(|(_, s)| !s.scored)
+        {
+            out.hidden.extend(states.iter().map(|bits| f32::from_bits(*bits)));
+        }
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use tokenrouter_plugin_api::random;
 
 use super::memory::{SLOTS, UploadLayout};
 use crate::request::{ModelId, TokenId};
-use crate::runner::sampler::{GREEDY, Row, needs_adjusting};
+use crate::runner::sampler::{GREEDY, Row, changes_logits};
 use crate::runner::{PAGE_TOKENS, RowBatch, Rows};
 
 /// Some rows of a sequence of a batch.
@@ -15,30 +15,30 @@ pub(super) struct Part {
     pub(super) sequence: usize,
     pub(super) start: usize,
     pub(super) end: usize,
-    /// How many of the last rows are sampled.
-    pub(super) sampled: usize,
+    /// How many of the last rows are scored or sampled.
+    pub(super) slots: usize,
 }
 
-/// Cut a batch into steps of at most `rows` rows and [`SLOTS`] sampled ones, in the order of its rows.
+/// Cut a batch into steps of at most `rows` rows and [`SLOTS`] scored or sampled ones, in the order of its rows.
 pub(super) fn steps(batch: &RowBatch<'_>, rows: usize) -> Vec<Vec<Part>> {
     let mut steps = vec![Vec::new()];
     let (mut rows_left, mut slots_left) = (rows, SLOTS);
     for (sequence, s) in batch.sequences.iter().enumerate() {
-        let first_sampled = s.end - s.sampled;
+        let first_slot = s.scored_positions().start;
         let mut start = s.start;
         while start < s.end {
-            if rows_left == 0 || (slots_left == 0 && first_sampled <= start) {
+            if rows_left == 0 || (slots_left == 0 && first_slot <= start) {
                 steps.push(Vec::new());
                 (rows_left, slots_left) = (rows, SLOTS);
             }
-            let end = s.end.min(start + rows_left).min(first_sampled.max(start) + slots_left);
-            let sampled = end - first_sampled.clamp(start, end);
-            let part = Part { sequence, start, end, sampled };
+            let end = s.end.min(start + rows_left).min(first_slot.max(start) + slots_left);
+            let slots = end - first_slot.clamp(start, end);
+            let part = Part { sequence, start, end, slots };
             if let Some(step) = steps.last_mut() {
                 step.push(part);
             }
             rows_left -= end - start;
-            slots_left -= sampled;
+            slots_left -= slots;
             start = end;
         }
     }
@@ -57,12 +57,14 @@ pub(super) struct Step {
     pub(super) list: usize,
 }
 
-/// A sampled row.
+/// A row that is scored or sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Slot {
     pub(super) sequence: usize,
     /// One past its position.
     pub(super) end: usize,
+    /// The token after it is given; the host scores it.
+    pub(super) scored: bool,
     /// The host draws the token.
     pub(super) on_host: bool,
     /// Best tokens wanted.
@@ -112,7 +114,7 @@ pub(super) fn fill(
                 step.items += 1;
             }
             step.rows += 1;
-            if position < part.end - part.sampled {
+            if position < part.end - part.slots {
                 continue;
             }
             let known = masked_lists.iter().find(|(tokens, _)| std::ptr::eq(*tokens, s.masked));
@@ -124,7 +126,16 @@ pub(super) fn fill(
                     start
                 }
             };
-            let (params, slot) = sampling(s, part.sequence, position, row, masked, batch, fixed);
+            let (mut params, mut slot) = sampling(s, part.sequence, position, row, masked, batch, fixed);
+            if position < s.end - s.sampled {
+                params = SampleParams { mode: mode::HOST, list: 0, ..params };
+                slot = Slot { scored: true, on_host: false, list: 0, ..slot };
+            } else {
+                let allowed = s.allowed_at(position - (s.end - s.sampled), fixed.vocabulary);
+                if !slot.on_host && !allowed.is_empty() {
+                    params.allowed = list.append(words, allowed)? + 1;
+                }
+            }
             words[layout.samples() + step.slots.len() * PARAMS_WORDS..][..PARAMS_WORDS]
                 .copy_from_slice(&params.words());
             step.list = step.list.max(slot.list);
@@ -172,13 +183,16 @@ fn sampling(
 ) -> (SampleParams, Slot) {
     let end = position + 1;
     let params = s.sampling;
-    let all = Row { context: &s.context[..end], prompt_len: s.prompt_len, params, masked: s.masked };
+    // A position that is scored is before those, and nothing is drawn there.
+    let allowed = position.checked_sub(s.end - s.sampled).map_or(&[][..], |row| s.allowed_at(row, fixed.vocabulary));
+    let all = Row { context: &s.context[..end], prompt_len: s.prompt_len, params, masked: s.masked, allowed };
     let top_k = if params.top_k == 0 { fixed.vocabulary } else { params.top_k as usize };
-    let mode = if needs_adjusting(&all) {
+    // The device gives the log-probabilities of the best tokens alone.
+    let mode = if changes_logits(&all) || !params.listed_logprobs.is_empty() {
         mode::HOST
     } else if params.temperature < GREEDY {
         mode::GREEDY
-    } else if top_k <= LIST.min(fixed.vocabulary) {
+    } else if allowed.is_empty() && top_k <= LIST.min(fixed.vocabulary) {
         mode::LIST
     } else if top_k >= fixed.vocabulary && params.top_p >= 1.0 {
         mode::ALL
@@ -200,8 +214,9 @@ fn sampling(
         uniform: random::uniform(params.seed, end as u64, u64::from(fixed.model.0)),
         masked: (masked, s.masked.len() as u32),
         list: list as u32,
+        allowed: 0,
     };
-    (sample, Slot { sequence, end, on_host: mode == mode::HOST, list })
+    (sample, Slot { sequence, end, scored: false, on_host: mode == mode::HOST, list })
 }
 
 /// A list at the end of the words that grows.

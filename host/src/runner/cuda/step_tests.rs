@@ -1,4 +1,5 @@
 use super::*;
+use crate::constraint::mask_words;
 use crate::request::SamplingParams;
 
 const FIXED: Fixed = Fixed { model: ModelId(1), vocabulary: 1000, group: 2, net_list: 0 };
@@ -16,10 +17,12 @@ fn rows<'a>(
         end: range.1,
         pages,
         sampled,
+        scored: 0,
         sampling: params,
         prompt_len: 1,
         masked: &[],
         nets: &[],
+        allowed: &[],
     }
 }
 
@@ -37,7 +40,7 @@ fn a_batch_is_cut_by_rows_and_by_slots() {
         ..RowBatch::default()
     };
     let steps = steps(&batch, 100);
-    let part = |sequence, start, end, sampled| Part { sequence, start, end, sampled };
+    let part = |sequence, start, end, slots| Part { sequence, start, end, slots };
     assert_eq!(
         steps,
         [
@@ -49,7 +52,7 @@ fn a_batch_is_cut_by_rows_and_by_slots() {
     );
     for step in &steps {
         assert!(step.iter().map(|p| p.end - p.start).sum::<usize>() <= 100);
-        assert!(step.iter().map(|p| p.sampled).sum::<usize>() <= SLOTS);
+        assert!(step.iter().map(|p| p.slots).sum::<usize>() <= SLOTS);
     }
 }
 
@@ -113,6 +116,31 @@ fn what_the_device_cannot_draw_is_left_to_the_host() {
     assert_eq!(mode_of(&SamplingParams { top_p: 0.9, ..drawn.clone() }), mode::HOST);
     assert_eq!(mode_of(&SamplingParams { repetition_penalty: 1.1, ..drawn.clone() }), mode::HOST);
     assert_eq!(mode_of(&SamplingParams { logit_bias: vec![(3, 1.0)], ..drawn }), mode::HOST);
+}
+
+#[test]
+fn allowed_tokens_go_along_where_the_device_draws() {
+    let (context, pages) = ((0..8).collect::<Vec<TokenId>>(), [0]);
+    let masks: Vec<u32> = (1..=2 * mask_words(FIXED.vocabulary) as u32).collect();
+    let upload = |params: &SamplingParams| {
+        let sequence = Rows { allowed: &masks, ..rows(&context, &pages, (6, 8), 2, params) };
+        let batch = RowBatch { sequences: vec![sequence], ..RowBatch::default() };
+        let layout = UploadLayout { rows: 64 };
+        let mut words = vec![0; layout.page_list() + 1 + masks.len()];
+        let step = fill(&batch, &steps(&batch, 64)[0], layout, false, FIXED, &mut words).unwrap();
+        let allowed = [0, 1].map(|slot| words[layout.samples() + slot * PARAMS_WORDS + 11] as usize);
+        let list = words[layout.page_list()..step.words].to_vec();
+        (words[layout.samples() + 1], allowed, list)
+    };
+    let drawn = SamplingParams { temperature: 1.0, min_tokens: 99, ..SamplingParams::default() };
+    for (params, mode) in [(SamplingParams::greedy(), mode::GREEDY), (drawn.clone(), mode::ALL)] {
+        let (used, allowed, list) = upload(&params);
+        assert_eq!((used, allowed), (mode, [2, 2 + masks.len() / 2]), "one past the place, behind a page");
+        assert_eq!(list[1..], masks);
+    }
+    for params in [SamplingParams { top_k: 20, ..drawn.clone() }, SamplingParams { presence_penalty: 1.0, ..drawn }] {
+        assert_eq!(upload(&params), (mode::HOST, [0, 0], vec![0]));
+    }
 }
 
 #[test]

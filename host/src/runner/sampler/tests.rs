@@ -16,6 +16,7 @@ struct Case {
     prompt_len: usize,
     params: SamplingParams,
     masked: Vec<TokenId>,
+    allowed: Vec<u32>,
     wanted: SignalRequest,
 }
 
@@ -27,14 +28,20 @@ impl Case {
             prompt_len: 1,
             params,
             masked: Vec::new(),
+            allowed: Vec::new(),
             wanted: SignalRequest { scalars: SignalSet::ALL, ..SignalRequest::default() },
         }
     }
 
     fn run_on(&self, model: ModelId) -> (Sample, Columns) {
         let mut columns = Columns::default();
-        let row =
-            Row { context: &self.context, prompt_len: self.prompt_len, params: &self.params, masked: &self.masked };
+        let row = Row {
+            context: &self.context,
+            prompt_len: self.prompt_len,
+            params: &self.params,
+            masked: &self.masked,
+            allowed: &self.allowed,
+        };
         let mut sampler = Sampler::new(model, vec![EOS]);
         let sample = sampler.sample(&mut self.logits.clone(), &row, &self.wanted, &mut columns);
         (sample, columns)
@@ -316,6 +323,28 @@ fn columns_nobody_asked_for_stay_empty() {
     let (_, columns) = case.run();
     assert_eq!(columns, Columns { margin: columns.margin.clone(), ..Columns::default() });
     assert_eq!(columns.margin.len(), 1);
+}
+
+#[test]
+fn what_is_not_allowed_is_not_drawn_and_changes_no_signal() {
+    let free = Case::new(noise(4, 70), SamplingParams { top_logprobs: Some(3), ..SamplingParams::greedy() });
+    let (best, signals) = free.run();
+    let mut bits = vec![u32::MAX; 3];
+    bits[best.token as usize / 32] &= !(1 << (best.token % 32));
+    // The end token is in the bits, so `min_tokens` says nothing about it.
+    let params = SamplingParams { min_tokens: 50, logit_bias: vec![(EOS, 100.0)], ..free.params.clone() };
+    let case = Case { allowed: bits, params, ..free };
+    let (sample, of) = case.run();
+    assert_eq!(sample.token, EOS);
+    let raw = |id: TokenId| case.logits[id as usize] - signals.logsumexp[0];
+    assert!((sample.logprob - raw(EOS)).abs() < 1e-5, "{} is not {}", sample.logprob, raw(EOS));
+    assert_eq!(
+        (&of.entropy, &of.logsumexp, sample.top_logprobs),
+        (&signals.entropy, &signals.logsumexp, best.top_logprobs)
+    );
+    // Nothing is left.
+    let none = Case { allowed: vec![0, 0, 0], ..case };
+    assert!(!none.run().0.finite);
 }
 
 #[test]

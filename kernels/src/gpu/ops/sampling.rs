@@ -41,6 +41,9 @@ pub struct SampleParams {
     pub masked: (u32, u32),
     /// How many best tokens are wanted, at most [`LIST`].
     pub list: u32,
+    /// One past where in the masked tokens' list the bits of the tokens that may be drawn begin; 0: all may. Only for
+    /// [`mode::GREEDY`] and [`mode::ALL`].
+    pub allowed: u32,
 }
 
 impl SampleParams {
@@ -59,7 +62,7 @@ impl SampleParams {
             self.masked.0,
             self.masked.1,
             self.list,
-            0,
+            self.allowed,
         ]
     }
 }
@@ -75,7 +78,7 @@ pub struct SamplingArgs {
     pub header: DevicePtr,
     /// [`SampleParams`].
     pub params: DevicePtr,
-    /// Tokens, u32.
+    /// Tokens, and bits of those that may be drawn, u32.
     pub masked: DevicePtr,
     /// Tokens whose raw logit is wanted, u32.
     pub token_logit_ids: DevicePtr,
@@ -122,8 +125,8 @@ impl Kernels {
         let args = args.u32(a.vocabulary).u32(a.pitch).ptr(a.token_logits).ptr(a.stats).ptr(a.keys);
         // SAFETY: the caller's.
         unsafe { launch(&self.sampling.chunks, &how([chunks, slots, 1], 256), stream, args)? };
-        let args = Args::new().ptr(a.header).ptr(a.params).ptr(a.logits).u32(a.vocabulary).u32(a.pitch).u32(chunks);
-        let args = args.ptr(a.stats).ptr(a.keys).ptr(a.out).ptr(a.top_values).ptr(a.top_ids);
+        let args = Args::new().ptr(a.header).ptr(a.params).ptr(a.masked).ptr(a.logits).u32(a.vocabulary).u32(a.pitch);
+        let args = args.u32(chunks).ptr(a.stats).ptr(a.keys).ptr(a.out).ptr(a.top_values).ptr(a.top_ids);
         // SAFETY: the caller's.
         unsafe { launch(&self.sampling.rows, &how([slots, 1, 1], 512), stream, args) }
     }

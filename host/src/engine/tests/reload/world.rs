@@ -238,7 +238,7 @@ pub fn text(stream: &mut RequestStream) -> Vec<TokenId> {
     loop {
         match stream.events.blocking_recv().expect("a stream ends with its last event").event {
             Event::Committed { tokens: new, .. } => tokens.extend(new.iter().map(|committed| committed.token)),
-            Event::PromptCached { .. } => {}
+            Event::PromptCached { .. } | Event::PromptScored { .. } => {}
             Event::Finished { .. } => return tokens,
             Event::Failed(error) => panic!("{error}"),
         }

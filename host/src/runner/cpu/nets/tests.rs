@@ -144,10 +144,12 @@ fn a_window_is_the_same_however_its_rows_were_computed() {
         end,
         pages: &pages,
         sampled,
+        scored: 0,
         sampling: &sampling,
         prompt_len: 40,
         masked,
         nets,
+        allowed: &[],
     };
     let masked: &[TokenId] = &[3, 700];
     // What the window should see: hidden states and logits of all rows at once, without a net.
@@ -232,7 +234,7 @@ fn a_window_over_pages_from_the_cache() {
         let (prompt, sampling) = ((0..33).map(|i| (i * 37 + 5) % 2000).collect(), SamplingParams::greedy());
         let (route, max_tokens) = (RouteId(route), 3);
         let new = NewRequest { route, prompt, max_tokens, sampling, return_signals: true, cache_salt: None };
-        server.take(Message::Submit(Arc::new(RequestSpec { id, new })));
+        server.take(Message::Submit(Arc::new(RequestSpec::new(id, new))));
         while server.step().rows > 0 {}
         let (mut cached, mut signals) = (0, Vec::new());
         for effect in server.effects() {

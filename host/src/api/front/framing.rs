@@ -1,0 +1,141 @@
+//! Whether a request's head leaves no doubt about where it ends. Pure.
+
+use axum::http::{HeaderMap, StatusCode, Uri, Version, header};
+
+use crate::api::error::ApiError;
+
+/// Looks for a head with both `Content-Length` and `Transfer-Encoding`, whose body servers in a row may read
+/// differently. The HTTP library drops the former before anyone else sees it.
+#[derive(Clone, Debug, Default)]
+pub struct Scanner {
+    /// What the line begins with, in lower case, up to the longest name of interest and one byte more.
+    line: Vec<u8>,
+    /// The line's name is over.
+    named: bool,
+    length: bool,
+    encoding: bool,
+    over: bool,
+}
+
+const LENGTH: &[u8] = b"content-length";
+const ENCODING: &[u8] = b"transfer-encoding";
+
+impl Scanner {
+    pub fn feed(&mut self, bytes: &[u8]) {
+        for byte in bytes.iter().copied() {
+            match byte {
+                _ if self.over => return,
+                b'\r' => {}
+                b'\n' => {
+                    self.over = self.line.is_empty() && !self.named;
+                    self.line.clear();
+                    self.named = false;
+                }
+                b':' if !self.named => {
+                    self.length |= self.line == LENGTH;
+                    self.encoding |= self.line == ENCODING;
+                    self.named = true;
+                }
+                _ if self.named || self.line.len() > ENCODING.len() => {}
+                byte => self.line.push(byte.to_ascii_lowercase()),
+            }
+        }
+    }
+
+    pub fn ambiguous(&self) -> bool {
+        self.length && self.encoding
+    }
+}
+
+/// Sizes of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadLimits {
+    pub url_bytes: usize,
+    pub headers: usize,
+    pub header_bytes: usize,
+}
+
+/// Refuse what is too large.
+pub fn sizes(uri: &Uri, headers: &HeaderMap, limits: HeadLimits) -> Result<(), ApiError> {
+    let url = uri.path_and_query().map_or(0, |text| text.as_str().len());
+    if url > limits.url_bytes {
+        let most = limits.url_bytes;
+        let message = format!("The URL has {url} bytes, more than {most} (server.max_url_bytes).");
+        return Err(ApiError::new(StatusCode::URI_TOO_LONG, "url_too_long", message));
+    }
+    let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    let large = |message| Err(ApiError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", message));
+    if headers.len() > limits.headers {
+        let (count, most) = (headers.len(), limits.headers);
+        return large(format!("The request has {count} headers, more than {most} (server.max_headers)."));
+    }
+    if bytes > limits.header_bytes {
+        let most = limits.header_bytes;
+        return large(format!("The headers have {bytes} bytes, more than {most} (server.max_header_bytes)."));
+    }
+    Ok(())
+}
+
+/// Refuse what can be read in two ways. `ambiguous` says that the body has two lengths.
+pub fn unambiguous(version: Version, uri: &Uri, headers: &HeaderMap, ambiguous: bool) -> Result<(), ApiError> {
+    let wrong = |message: &str| Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_request", message));
+    if ambiguous {
+        return wrong("Content-Length and Transfer-Encoding exclude each other; send one of them.");
+    }
+    match headers.get_all(header::HOST).iter().count() {
+        0 if version >= Version::HTTP_11 && uri.authority().is_none() => wrong("The Host header is missing."),
+        0 | 1 => Ok(()),
+        _ => wrong("There is more than one Host header."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_lengths() {
+        for (head, expected) in [
+            ("POST / HTTP/1.1\r\ncontent-length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", true),
+            ("POST / HTTP/1.1\r\nTRANSFER-ENCODING:chunked\r\nContent-Length:1\r\n\r\n", true),
+            ("POST / HTTP/1.1\nTransfer-Encoding: chunked\nContent-Length: 1\n\n", true),
+            ("POST / HTTP/1.1\r\ncontent-length: 1\r\nx-transfer-encoding: chunked\r\n\r\n", false),
+            ("POST / HTTP/1.1\r\ncontent-length: 1\r\nx: transfer-encoding: chunked\r\n\r\n", false),
+            ("POST / HTTP/1.1\r\ncontent-length: 1\r\n\r\ntransfer-encoding: chunked\r\n", false),
+            ("POST / HTTP/1.1\r\ncontent-lengthy: 1\r\ntransfer-encoding: chunked\r\n\r\n", false),
+        ] {
+            let mut whole = Scanner::default();
+            whole.feed(head.as_bytes());
+            let mut parts = Scanner::default();
+            head.bytes().for_each(|byte| parts.feed(&[byte]));
+            assert_eq!((whole.ambiguous(), parts.ambiguous()), (expected, expected), "{head}");
+        }
+    }
+
+    #[test]
+    fn hosts() {
+        let check = |version, hosts: &[&'static str]| {
+            let mut map = HeaderMap::new();
+            for host in hosts {
+                map.append(header::HOST, host.parse().unwrap());
+            }
+            unambiguous(version, &Uri::from_static("/"), &map, false).is_ok()
+        };
+        assert!(check(Version::HTTP_11, &["a"]) && check(Version::HTTP_10, &[]));
+        assert!(!check(Version::HTTP_11, &[]) && !check(Version::HTTP_11, &["a", "a"]));
+    }
+
+    #[test]
+    fn too_large() {
+        let limits = HeadLimits { url_bytes: 8, headers: 1, header_bytes: 20 };
+        let status = |url: &'static str, pairs: &[(&'static str, &'static str)]| {
+            let headers: HeaderMap = pairs.iter().map(|(k, v)| (k.parse().unwrap(), v.parse().unwrap())).collect();
+            sizes(&Uri::from_static(url), &headers, limits).map_err(|error| error.status.as_u16())
+        };
+        assert_eq!(status("/1234567", &[("a", "b")]), Ok(()));
+        assert_eq!(status("/12345678", &[]), Err(414));
+        assert_eq!(status("/?1234567", &[]), Err(414));
+        assert_eq!(status("/", &[("a", "b"), ("c", "d")]), Err(431));
+        assert_eq!(status("/", &[("a", "0123456789abcdef")]), Err(431));
+    }
+}

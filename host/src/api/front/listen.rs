@@ -1,0 +1,165 @@
+//! Where connections come from.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+use super::{Peer, Tls};
+
+/// An address, a Unix socket, or both.
+#[derive(Default)]
+pub struct Listener {
+    pub tcp: Option<TcpListener>,
+    /// For connections by TCP.
+    pub tls: Option<Arc<Tls>>,
+    pub unix: Option<UnixSocket>,
+}
+
+impl From<TcpListener> for Listener {
+    fn from(tcp: TcpListener) -> Self {
+        Self { tcp: Some(tcp), ..Self::default() }
+    }
+}
+
+pub enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Listener {
+    /// The next connection. Nothing is lost if the future is dropped.
+    pub(in crate::api) async fn accept(&self) -> io::Result<(Stream, Peer)> {
+        let tcp = async {
+            match &self.tcp {
+                Some(tcp) => tcp.accept().await,
+                None => std::future::pending().await,
+            }
+        };
+        let unix = async {
+            match &self.unix {
+                Some(unix) => unix.listener.accept().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            accepted = tcp => accepted.map(|(stream, address)| (Stream::Tcp(stream), address.ip().into())),
+            accepted = unix => accepted.map(|(stream, _)| (Stream::Unix(stream), Peer::Local)),
+        }
+    }
+}
+
+/// Why there is no Unix socket at a path.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    #[error("another program listens there; stop it, or choose another path")]
+    InUse,
+    #[error("is not a socket; choose another path")]
+    Other,
+    #[error("cannot listen there: {0}; choose another path")]
+    Io(#[from] io::Error),
+}
+
+/// A Unix socket at a path, which goes when this is dropped.
+pub struct UnixSocket {
+    listener: UnixListener,
+    _file: SocketFile,
+}
+
+/// The file of a socket, removed when dropped unless another one has its place.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|identity| identity == self.identity)
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            tracing::warn!(%error, path = %self.path.display(), "the socket could not be removed");
+        }
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let found = fs::symlink_metadata(path)?;
+    Ok((found.dev(), found.ino()))
+}
+
+impl UnixSocket {
+    /// Whether there can be one at `path`: nothing is there, or a socket at which nobody listens.
+    pub fn check(path: &Path) -> Result<(), SocketError> {
+        match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error.into()),
+            Ok(found) if !found.file_type().is_socket() => Err(SocketError::Other),
+            Ok(_) => match std::os::unix::net::UnixStream::connect(path) {
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
+                Ok(_) => Err(SocketError::InUse),
+                // Someone whose queue is full, or whom this user may not reach.
+                Err(error) => Err(error.into()),
+            },
+        }
+    }
+
+    /// Listen at `path`, for users that `mode` lets write. In a runtime.
+    pub fn bind(path: &Path, mode: u32) -> Result<Self, SocketError> {
+        Self::check(path)?;
+        // It takes its place when it has its mode, so nobody else can ever reach it, and a stale one is replaced.
+        let mut new = path.as_os_str().to_owned();
+        new.push(format!(".{}", std::process::id()));
+        let new = PathBuf::from(new);
+        let listener = std::os::unix::net::UnixListener::bind(&new)?;
+        let placed = fs::set_permissions(&new, fs::Permissions::from_mode(mode))
+            .and_then(|()| fs::rename(&new, path))
+            .and_then(|()| identity(path));
+        let identity = placed.inspect_err(|_| drop(fs::remove_file(&new)))?;
+        let file = SocketFile { path: path.into(), identity };
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener: UnixListener::from_std(listener)?, _file: file })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "stale");
+        let socket = UnixSocket::bind(&path, 0o600).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(matches!(UnixSocket::bind(&path, 0o600), Err(SocketError::InUse)));
+        let listener = Listener { unix: Some(socket), ..Listener::default() };
+        let _client = UnixStream::connect(&path).await.unwrap();
+        // The first is the look of the second bind.
+        for _ in 0..2 {
+            assert_eq!(listener.accept().await.unwrap().1, Peer::Local);
+        }
+        drop(listener);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "nothing is left");
+        fs::write(&path, "a file").unwrap();
+        assert!(matches!(UnixSocket::bind(&path, 0o600), Err(SocketError::Other)));
+    }
+
+    #[tokio::test]
+    async fn the_socket_of_a_successor_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let first = UnixSocket::bind(&path, 0o600).unwrap();
+        fs::remove_file(&path).unwrap();
+        let second = UnixSocket::bind(&path, 0o600).unwrap();
+        drop(first);
+        assert!(path.exists());
+        drop(second);
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,91 @@
+//! Keys and certificates of a configuration, from their files into force.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::output::Failure;
+use crate::api::{Certificates, Front, KeyRing, Keys, Tls, TlsFiles};
+use crate::config::{self, ApiKey, Config};
+
+/// Largest file of keys.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// What the files hold.
+pub struct Secrets {
+    keys: KeyRing,
+    certificates: Option<Certificates>,
+}
+
+impl Secrets {
+    pub fn read(config: &Config) -> Result<Self, Failure> {
+        let front = &config.server.front;
+        let fail = |message: String| Failure::input(format!("{}: {message}", config.file.display()));
+        let mut keys = front.api_keys.clone();
+        if let Some(file) = &front.api_key_file {
+            let path = config.directory().join(file);
+            let fault =
+                |message: String| fail(format!("server.api_key_file = {:?}: {message}", file.display().to_string()));
+            keys.extend(key_file(&path, keys.len()).map_err(fault)?);
+            config::distinct(&keys).map_err(fault)?;
+        }
+        let tls = front.tls.as_ref().map(|files| {
+            let TlsFiles { cert, key, client_ca } = files;
+            let at = |file: &Path| config.directory().join(file);
+            TlsFiles { cert: at(cert), key: at(key), client_ca: client_ca.as_deref().map(at) }
+        });
+        let certificates = tls.map(|files| files.read()).transpose().map_err(|error| fail(error.to_string()))?;
+        Ok(Self { keys: KeyRing::new(keys.iter().map(|key| (key.name.as_str(), key.expose()))), certificates })
+    }
+}
+
+fn key_file(path: &Path, before: usize) -> Result<Vec<ApiKey>, String> {
+    let unread = |error: std::io::Error| format!("cannot be read: {error}");
+    let found = fs::metadata(path).map_err(unread)?;
+    if !found.is_file() || found.len() > MAX_BYTES {
+        return Err(format!("is not a regular file of at most {MAX_BYTES} bytes"));
+    }
+    let mode = found.permissions().mode() & 0o777;
+    if mode & 0o077 != 0 {
+        let path = path.display();
+        tracing::warn!("server.api_key_file: others than its owner may use {path} (mode {mode:o}); chmod 600 it");
+    }
+    config::key_file(&fs::read_to_string(path).map_err(unread)?, before)
+}
+
+/// Keys and certificates in force.
+#[derive(Clone)]
+pub struct InForce {
+    keys: Arc<Keys>,
+    pub tls: Option<Arc<Tls>>,
+}
+
+impl InForce {
+    pub fn new(secrets: Secrets) -> Self {
+        let keys = Arc::<Keys>::default();
+        keys.set(secrets.keys);
+        Self { keys, tls: secrets.certificates.map(|certificates| Arc::new(Tls::new(certificates))) }
+    }
+
+    /// From now on these count. Whether there is TLS at all does not change.
+    pub fn replace(&self, secrets: Secrets) {
+        let (api_keys, certificates) = (secrets.keys.len(), secrets.certificates.is_some());
+        if api_keys > 0 || certificates {
+            tracing::info!(api_keys, certificates, "API keys and certificates taken over");
+        }
+        self.keys.set(secrets.keys);
+        if let (Some(tls), Some(certificates)) = (&self.tls, secrets.certificates) {
+            tls.set(certificates);
+        }
+    }
+
+    /// The door of a server with this configuration.
+    pub fn door(&self, config: &Config) -> Front {
+        let front = &config.server.front;
+        let mut door = Front::default();
+        (door.keys, door.metrics) = (self.keys.clone(), front.metrics);
+        (door.cors, door.limits) = (front.cors.clone(), front.limits);
+        door
+    }
+}

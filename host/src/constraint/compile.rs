@@ -1,0 +1,161 @@
+//! From a form to a grammar, within bounds. Takes up to seconds and much stack: [`super::Compiler`] gives it both.
+
+use std::sync::Arc;
+
+use llguidance::api::{ParserLimits, StopReason, TopLevelGrammar};
+use serde_json::{Value, json};
+
+use super::mask::allows;
+use super::matcher::words;
+use super::{Form, Matcher, Vocabulary};
+
+/// Most bytes of a form.
+pub const MAX_BYTES: usize = 256 << 10;
+/// Most values or brackets within each other.
+pub const MAX_NESTING: usize = 64;
+
+/// Between the parts of a JSON value a model may write a space, or a new line with an indent. Whitespace without
+/// an end would let it write nothing else.
+const WHITESPACE: &str = r"[\x20\x09]|\x0D?\x0A[\x20\x09]{0,40}";
+
+/// Bounds of the library, for compiling and for each token.
+pub(super) fn limits() -> ParserLimits {
+    ParserLimits {
+        initial_lexer_fuel: 1_000_000,
+        step_lexer_fuel: 200_000,
+        step_max_items: 50_000,
+        max_items_in_row: 2_000,
+        max_lexer_states: 50_000,
+        max_grammar_size: 200_000,
+        precompute_large_lexemes: true,
+        // The grammar and the answer are for no message.
+        verbose_errors: false,
+    }
+}
+
+/// Why a form cannot be asked for; a clause without a full stop.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct CompileError(pub String);
+
+/// A form that has been compiled for a vocabulary.
+pub struct Grammar {
+    form: Form,
+    start: llguidance::Matcher,
+    texts: Arc<[u32]>,
+}
+
+impl Grammar {
+    pub fn form(&self) -> &Form {
+        &self.form
+    }
+
+    /// At the start of an answer, apart from all others.
+    pub fn matcher(&self) -> Matcher {
+        Matcher::new(self.start.deep_clone(), Arc::clone(&self.texts))
+    }
+}
+
+impl std::fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammar").field("form", &self.form).finish()
+    }
+}
+
+/// Compile `form` for `vocabulary`.
+pub fn compile(form: Form, vocabulary: &Vocabulary) -> Result<Grammar, CompileError> {
+    let grammar = read(&form)?;
+    let parser = vocabulary.factory.create_parser(grammar).map_err(|e| CompileError(words(e)))?;
+    let start = llguidance::Matcher::new(Ok(parser));
+    let grammar = Grammar { form, start, texts: Arc::clone(&vocabulary.texts) };
+    try_out(&grammar)?;
+    Ok(grammar)
+}
+
+/// Some grammars compile, and then allow no token, or cannot take one back.
+fn try_out(grammar: &Grammar) -> Result<(), CompileError> {
+    let mut parser = grammar.start.deep_clone();
+    let nothing = || CompileError("it allows no text that this model's tokens can write, but for the empty one".into());
+    let mask = match parser.compute_mask() {
+        Err(_) if parser.stop_reason() == StopReason::NoExtensionBias => return Err(nothing()),
+        mask => mask.map_err(|e| CompileError(words(e)))?,
+    };
+    let first = mask.iter().find(|&token| allows(&grammar.texts, token)).ok_or_else(nothing)?;
+    let taken_back = parser.consume_token(first).and_then(|()| parser.rollback(1));
+    taken_back.map_err(|e| CompileError(format!("a model could not take back what it wrote ({})", words(e))))
+}
+
+fn read(form: &Form) -> Result<TopLevelGrammar, CompileError> {
+    if form.bytes() > MAX_BYTES {
+        return Err(CompileError(format!("it has {} bytes; at most {MAX_BYTES} are possible", form.bytes())));
+    }
+    match form {
+        Form::JsonSchema(text) => schema(text).map(TopLevelGrammar::from_json_schema),
+        Form::Regex(text) => {
+            check_nesting(bracket_depth(text))?;
+            Ok(TopLevelGrammar::from_regex(text))
+        }
+        Form::Choice(texts) => {
+            let quoted: Vec<String> = texts.iter().map(|text| Value::from(text.as_str()).to_string()).collect();
+            Ok(TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}\n", quoted.join(" | "))))
+        }
+        Form::Lark(text) => {
+            if text.contains("::=") {
+                let message = "it is written with `::=`; write it in Lark, whose rules are `name: …`, \
+                               the first of them `start: …`";
+                return Err(CompileError(message.into()));
+            }
+            check_nesting(bracket_depth(text))?;
+            Ok(TopLevelGrammar::from_lark(text.clone()))
+        }
+    }
+}
+
+/// A schema with what this server adds to it.
+fn schema(text: &str) -> Result<Value, CompileError> {
+    let schema: Value = serde_json::from_str(text).map_err(|e| CompileError(format!("it is not JSON: {e}")))?;
+    check_nesting(value_depth(&schema))?;
+    let mut schema = match schema {
+        Value::Bool(true) => json!({}),
+        Value::Object(_) => schema,
+        _ => return Err(CompileError("a schema that admits something is an object or true".into())),
+    };
+    if schema.get("x-guidance").is_some() {
+        return Err(CompileError("`x-guidance` is this server's; leave it out".into()));
+    }
+    jsonschema::meta::validate(&schema).map_err(|e| {
+        let place = e.instance_path().to_string();
+        CompileError(format!("it is no JSON schema: {}: {}", if place.is_empty() { "/" } else { &place }, words(&e)))
+    })?;
+    schema["x-guidance"] = json!({"whitespace_pattern": WHITESPACE});
+    Ok(schema)
+}
+
+fn check_nesting(depth: usize) -> Result<(), CompileError> {
+    if depth <= MAX_NESTING {
+        return Ok(());
+    }
+    Err(CompileError(format!("it is nested {depth} deep; at most {MAX_NESTING} are possible")))
+}
+
+fn value_depth(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(value_depth).max().unwrap_or(0),
+        Value::Object(map) => 1 + map.values().map(value_depth).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// Brackets that are open at once, at most. Those of literals count as well: the bound is wide enough.
+fn bracket_depth(text: &str) -> usize {
+    let (mut depth, mut most) = (0usize, 0);
+    for byte in text.bytes() {
+        match byte {
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        most = most.max(depth);
+    }
+    most
+}

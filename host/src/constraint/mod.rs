@@ -1,0 +1,86 @@
+//! Answers of a given form: a JSON schema, a regular expression, a list of choices or a grammar.
+//!
+//! A [`Form`] is compiled for a [`Vocabulary`] into a [`Grammar`], apart from the threads that decode. A request
+//! carries it as a [`Constraint`]; each model that the request visits follows the answer with a [`Matcher`] of its
+//! own. The end tokens of models are no part of a grammar: whoever samples adds them where it accepts.
+
+mod compile;
+mod compiler;
+mod mask;
+mod matcher;
+mod vocabulary;
+
+use std::sync::Arc;
+
+pub use compile::{CompileError, Grammar, compile};
+pub use compiler::{Compiler, Refused, STACK};
+pub use mask::{Rules, allows, mask_words};
+pub use matcher::{Broken, Matcher};
+pub use vocabulary::Vocabulary;
+
+/// What an answer must look like, as the client wrote it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// A JSON value that this schema admits.
+    JsonSchema(String),
+    /// A text that this expression matches as a whole.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A text of this grammar, in the Lark syntax of llguidance; it begins with `start`.
+    Lark(String),
+}
+
+impl Form {
+    /// Any JSON object.
+    pub fn json_object() -> Self {
+        Self::JsonSchema(r#"{"type":"object"}"#.into())
+    }
+
+    /// Bytes that the client wrote.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::JsonSchema(text) | Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Choice(texts) => texts.iter().map(String::len).sum(),
+        }
+    }
+}
+
+/// The form of one answer. Its matchers share what they find out about texts, so that a model to which the
+/// request comes back need not find it out again; other answers have a constraint of their own.
+#[derive(Clone)]
+pub struct Constraint {
+    grammar: Arc<Grammar>,
+    start: Arc<Matcher>,
+}
+
+impl Constraint {
+    pub fn new(grammar: Arc<Grammar>) -> Self {
+        Self { start: Arc::new(grammar.matcher()), grammar }
+    }
+
+    /// The same form for another answer.
+    pub fn again(&self) -> Self {
+        Self::new(Arc::clone(&self.grammar))
+    }
+
+    /// At the start of the answer.
+    pub fn matcher(&self) -> Matcher {
+        Matcher::clone(&self.start)
+    }
+}
+
+impl PartialEq for Constraint {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.grammar, &other.grammar)
+    }
+}
+
+impl std::fmt::Debug for Constraint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Constraint").field(self.grammar.form()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,225 @@
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::request::TokenId;
+use crate::text::tokenizer_fixtures::{byte_fallback, demo};
+use crate::text::{ModelText, Tokenizer};
+
+fn laid(tokenizer: &Tokenizer) -> Vocabulary {
+    Vocabulary::new(tokenizer.vocab_size(), |id| tokenizer.text_bytes(id)).unwrap()
+}
+
+fn vocabulary() -> &'static (Tokenizer, Vocabulary) {
+    static VOCABULARY: OnceLock<(Tokenizer, Vocabulary)> = OnceLock::new();
+    VOCABULARY.get_or_init(|| {
+        let tokenizer = demo();
+        let vocabulary = laid(&tokenizer);
+        (tokenizer, vocabulary)
+    })
+}
+
+fn schema(schema: Value) -> Form {
+    Form::JsonSchema(schema.to_string())
+}
+
+fn grammar(form: Form) -> Grammar {
+    compile(form, &vocabulary().1).unwrap()
+}
+
+/// With an end token, which is no text.
+fn rules(width: usize) -> Rules<'static> {
+    Rules { width, eos: &[2045], ..Rules::default() }
+}
+
+fn mask(matcher: &mut Matcher) -> Vec<TokenId> {
+    let (width, mut words) = (2048, vec![0; mask_words(2048)]);
+    matcher.mask(&rules(width), &mut words).unwrap();
+    (0..width as TokenId).filter(|&token| allows(&words, token)).collect()
+}
+
+/// The grammar's answer to a text that the tokenizer cuts into tokens: how many bytes it takes, and whether they may
+/// be all.
+fn taken(form: Form, text: &str) -> (usize, bool) {
+    let mut matcher = grammar(form).matcher();
+    let mut bytes = 0;
+    for token in vocabulary().0.encode(text).unwrap() {
+        if matcher.is_complete() || !mask(&mut matcher).contains(&token) {
+            return (bytes, false);
+        }
+        matcher.advance(token).unwrap();
+        bytes += vocabulary().0.bytes(token).unwrap().len();
+    }
+    (bytes, matcher.is_accepting().unwrap())
+}
+
+fn takes(form: Form, text: &str) -> bool {
+    taken(form, text) == (text.len(), true)
+}
+
+#[test]
+fn forms_take_what_they_say() {
+    let object = || {
+        schema(json!({"type": "object", "properties": {"a": {"type": "integer", "maximum": 20}},
+        "required": ["a"], "additionalProperties": false}))
+    };
+    for (form, good, bad) in [
+        (object(), "{\"a\": 17}", "{\"a\": 21}"),
+        (object(), "{\n  \"a\": 17\n}", "{\n\n\"a\": 17}"),
+        (Form::json_object(), "{\"x\": [1, \"é€𝄞\", null]}", "[1]"),
+        (Form::Regex("[a-c]{2}/?".into()), "ab/", "abc"),
+        (Form::Choice(vec!["yes".into(), "no \"x\"\n".into()]), "no \"x\"\n", "nothing"),
+        (Form::Lark("start: \"a\" start \"b\" | \"c\"".into()), "aacbb", "aacb"),
+        (schema(json!(true)), "[false]", "[fals"),
+    ] {
+        assert!(takes(form.clone(), good), "{form:?}: {good}");
+        assert!(!takes(form.clone(), bad), "{form:?}: {bad}");
+    }
+}
+
+#[test]
+fn an_answer_is_complete_where_nothing_may_follow() {
+    for (form, text, complete) in [
+        (schema(json!({"type": "object"})), "{}", true),
+        (schema(json!({"enum": ["a", "ab"]})), "\"a\"", true),
+        (schema(json!({"type": "integer"})), "17", false),
+        (schema(json!({"type": "integer", "minimum": 10, "maximum": 99})), "17", true),
+        (Form::Choice(vec!["a".into(), "ab".into()]), "a", false),
+        (Form::Regex("a{2}".into()), "aa", true),
+    ] {
+        let mut matcher = grammar(form.clone()).matcher();
+        matcher.follow(&vocabulary().0.encode(text).unwrap()).unwrap();
+        assert!(matcher.is_accepting().unwrap(), "{form:?}");
+        assert_eq!(matcher.is_complete(), complete, "{form:?}");
+        assert_eq!(
+            mask(&mut matcher) == [2045],
+            complete,
+            "the end token is allowed, alone if it is complete: {form:?}"
+        );
+    }
+}
+
+#[test]
+fn bytes_of_a_character_may_be_tokens_of_their_own() {
+    let tokenizer = byte_fallback();
+    let vocabulary = laid(&tokenizer);
+    let matcher = || compile(Form::Regex("é€".into()), &vocabulary).unwrap().matcher();
+    let byte =
+        |byte: u8| (0..tokenizer.vocab_size() as TokenId).find(|&id| tokenizer.text_bytes(id) == [byte]).unwrap();
+    let bytes: Vec<_> = "é€".bytes().map(byte).collect();
+    let mut whole = matcher();
+    whole.follow(&bytes).unwrap();
+    assert!(whole.is_complete());
+    assert!(matcher().follow(&[bytes[1]]).is_err());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// Whatever way a matcher came to some tokens, it is as one that read them from the start.
+    #[test]
+    fn a_rollback_is_a_fresh_replay(form in 0..4usize, steps in prop::collection::vec((0..6usize, any::<u32>()), 1..60)) {
+        let form = match form {
+            0 => schema(json!({"type": "object", "properties": {"n": {"type": "number", "minimum": -3, "maximum": 9.5},
+                "s": {"type": "string", "maxLength": 5}, "l": {"type": "array", "items": {"enum": [1, "x", null]}}}})),
+            1 => Form::Regex("(ab|a|é|[0-9]{1,3}x)*z".into()),
+            2 => Form::Lark("start: \"(\" start \")\" start | /[a-z ]*/".into()),
+            _ => Form::json_object(),
+        };
+        let grammar = grammar(form);
+        let constraint = Constraint::new(Arc::new(grammar));
+        // Two models of one request, whose matchers share what they find out.
+        let mut matchers = [constraint.matcher(), constraint.matcher()];
+        let mut tokens: Vec<TokenId> = Vec::new();
+        for (back, pick) in steps {
+            let matcher = &mut matchers[pick as usize % 2];
+            tokens.truncate(tokens.len().saturating_sub(if back < 3 { 0 } else { back - 2 }));
+            matcher.follow(&tokens).unwrap();
+            let mut fresh = constraint.again().matcher();
+            fresh.follow(&tokens).unwrap();
+            prop_assert_eq!(matcher.is_complete(), fresh.is_complete());
+            let allowed = mask(matcher);
+            prop_assert_eq!(&allowed, &mask(&mut fresh));
+            let next = allowed[pick as usize / 2 % allowed.len()];
+            if next != 2045 {
+                tokens.push(next);
+            }
+        }
+    }
+}
+
+#[test]
+fn tokens_without_a_text_are_never_allowed() {
+    for form in ["start: <[2046]>", "start: <[2048]>"] {
+        assert!(compile(Form::Lark(form.into()), &vocabulary().1).is_err(), "{form}");
+    }
+    let mut matcher = grammar(Form::Lark("start: \"a\" | <[2046]>".into())).matcher();
+    assert!(!mask(&mut matcher).contains(&2046));
+    assert!(matcher.advance(2046).is_err());
+}
+
+#[tokio::test]
+async fn a_form_is_compiled_once() {
+    let text = Arc::new(ModelText::new(demo(), None, &Value::Null));
+    let compiler = Compiler::new(1, Duration::from_secs(60));
+    let form = || schema(json!({"type": "integer"}));
+    let (one, two) = tokio::join!(compiler.grammar(form(), &text), compiler.grammar(form(), &text));
+    assert!(Arc::ptr_eq(&one.unwrap(), &two.unwrap()));
+    assert!(matches!(compiler.grammar(Form::Regex("(".into()), &text).await, Err(Refused::Form(_))));
+    for n in 0..100 {
+        compiler.grammar(Form::Regex(format!("a{{{n}}}b")), &text).await.unwrap();
+    }
+    assert!(compiler.kept_len() <= 64);
+}
+
+/// Compilers recur; what is long, and not nested, must not take them down either.
+#[test]
+fn long_forms_fit_the_stack() {
+    let chain = |link: &dyn Fn(usize) -> Value| {
+        let mut defs: serde_json::Map<String, Value> = (0..3000).map(|n| (format!("d{n}"), link(n + 1))).collect();
+        defs.insert("d3000".into(), json!({"type": "integer"}));
+        schema(json!({"$defs": defs, "$ref": "#/$defs/d0"}))
+    };
+    let to = |n: usize| json!({"$ref": format!("#/$defs/d{n}")});
+    let rules: String = (0..5000).map(|n| format!("r{n}: \"a\" r{}\n", n + 1)).collect();
+    let aliases: String = (0..5000).map(|n| format!("r{n}: r{}\n", n + 1)).collect();
+    for (name, form) in [
+        ("optional letters", Form::Regex("ab?".repeat(20_000))),
+        ("alternatives", Form::Regex(format!("x{}", "|ab".repeat(60_000)))),
+        ("different alternatives", Form::Regex((0..20_000).map(|n| format!("{n}x|")).collect::<String>() + "y")),
+        ("stars", Form::Regex("a*".repeat(50_000))),
+        ("choices", Form::Choice((0..20_000).map(|n| format!("choice {n}")).collect())),
+        ("an enum", schema(json!({"enum": (0..20_000).collect::<Vec<_>>()}))),
+        ("a chain of references", chain(&to)),
+        ("a chain of intersections", chain(&|n| json!({"allOf": [to(n), {"type": "integer"}]}))),
+        ("a chain of choices", chain(&|n| json!({"anyOf": [to(n), {"const": n}]}))),
+        ("a chain of lists", chain(&|n| json!({"type": "array", "items": to(n), "maxItems": 1}))),
+        ("a chain of rules", Form::Lark(format!("start: r0\n{rules}r5000: \"b\"\n"))),
+        ("a chain of aliases", Form::Lark(format!("start: r0\n{aliases}r5000: \"b\"\n"))),
+        (
+            "a chain of terminals",
+            Form::Lark(
+                format!("start: r0\n{}R5000: \"b\"\n", rules.to_uppercase().replace("\"A\"", "\"a\""))
+                    .replace("start: r0", "start: R0"),
+            ),
+        ),
+        ("a long sequence", Form::Lark(format!("start: {}\n", "\"a\" ".repeat(40_000)))),
+        ("a long choice", Form::Lark(format!("start: \"b\" {}\n", "| \"a\" ".repeat(30_000)))),
+    ] {
+        eprintln!("{name}");
+        let start = std::time::Instant::now();
+        let compiled = std::thread::Builder::new().stack_size(STACK).spawn(|| compile(form, &vocabulary().1));
+        let compiled = compiled.unwrap().join().unwrap();
+        let took = start.elapsed();
+        let result = compiled.map(|grammar| {
+            let mut matcher = grammar.matcher();
+            let first = mask(&mut matcher)[0];
+            matcher.follow(&[first]).unwrap();
+            took
+        });
+        eprintln!("{name}: {:?} {result:?}", start.elapsed());
+    }
+}
