@@ -237,7 +237,7 @@ def test_public_endpoints(guarded, path):
     "headers",
     [
         {}, {"authorization": "Bearer wrong"}, {"authorization": KEYS[0]}, {"authorization": f"Basic {KEYS[0]}"},
-        {"authorization": "Bearer "}, {"x-api-key": "wrong"},
+        {"authorization": "Bearer"}, {"x-api-key": "wrong"},
     ],
     ids=str,
 )

@@ -35,6 +35,11 @@ def chat(client, model="small", **fields):
     return client.chat.completions.create(model=model, **({"messages": MESSAGES, "max_tokens": 10} | fields))
 
 
+def tokenize(client, **what):
+    """Token ids; all demo models have one tokenizer. OpenAI's client sends what it does not know itself, too."""
+    return client.post("/tokenize", body={"model": "small"} | what, cast_to=object)["tokens"]
+
+
 # --- Completions ---
 
 def test_one_completion(client, model):
@@ -42,7 +47,7 @@ def test_one_completion(client, model):
     assert answer.id.startswith("cmpl-") and answer.object == "text_completion"
     (choice,) = answer.choices
     assert len(choice.text) >= 5 and choice.finish_reason == "length" and choice.logprobs is None
-    ids = client.post("/../tokenize", body={"model": model, "prompt": PROMPT}, cast_to=object)["tokens"]
+    ids = tokenize(client, prompt=PROMPT)
     assert answer.usage.model_dump(include={"prompt_tokens", "completion_tokens", "total_tokens"}) == {
         "prompt_tokens": len(ids), "completion_tokens": 5, "total_tokens": 5 + len(ids)
     }
@@ -72,7 +77,7 @@ def test_too_many_logprobs(client, stream):
 @pytest.mark.parametrize("max_tokens", [0, 1, 5])
 def test_echo(client, ids, max_tokens):
     """The prompt in front of the answer, its log-probabilities in front of the answer's."""
-    tokens = client.post("/../tokenize", body={"model": "small", "prompt": PROMPT}, cast_to=object)["tokens"]
+    tokens = tokenize(client, prompt=PROMPT)
     answer = complete(client, prompt=tokens if ids else PROMPT, echo=True, logprobs=1, max_tokens=max_tokens)
     (choice,) = answer.choices
     alone = complete(client, max_tokens=max_tokens).choices[0].text if max_tokens else ""
@@ -97,7 +102,7 @@ def test_echo_in_a_stream(client):
 def test_echo_says_what_the_answer_said(client):
     """Tokens that were written have the same log-probability when they are read as a prompt."""
     written = complete(client, logprobs=0, max_tokens=12, extra_body={"return_token_ids": True}).choices[0]
-    (tokens,) = [client.post("/../tokenize", body={"model": "small", "prompt": PROMPT}, cast_to=object)["tokens"]]
+    tokens = tokenize(client, prompt=PROMPT)
     read = complete(client, prompt=tokens + written.token_ids, echo=True, logprobs=0, max_tokens=0).choices[0]
     assert read.logprobs.token_logprobs[len(tokens):] == pytest.approx(written.logprobs.token_logprobs, abs=1e-3)
 
@@ -131,7 +136,8 @@ def test_usage_of_streams(client, kind, asked):
     usages = [chunk.usage for chunk in chunks if chunk.usage is not None]
     assert len(usages) == asked
     if asked:
-        assert chunks[-1].choices == [] and usages[0] == ask(client, temperature=0).usage or usages[0].total_tokens > 0
+        whole = ask(client, temperature=0).usage
+        assert chunks[-1].choices == [] and usages[0].completion_tokens == whole.completion_tokens
 
 
 def test_batches(client):
@@ -181,12 +187,12 @@ def test_bodies_that_are_no_objects(http, path, body):
 def test_tokens_in_and_out(client):
     """A prompt of ids, ids of the answer: the text between them is the same."""
     answer = chat(client, temperature=0, extra_body={"return_token_ids": True})
-    ids = client.post("/../tokenize", body={"model": "small", "messages": MESSAGES}, cast_to=object)["tokens"]
+    ids = tokenize(client, messages=MESSAGES)
     assert answer.prompt_token_ids == ids
     again = complete(client, prompt=ids, max_tokens=10, extra_body={"return_token_ids": True})
     assert again.choices[0].token_ids == answer.choices[0].token_ids
     assert again.choices[0].text == answer.choices[0].message.content
-    back = client.post("/../detokenize", body={"model": "small", "tokens": ids}, cast_to=object)["prompt"]
+    back = client.post("/detokenize", body={"model": "small", "tokens": ids}, cast_to=object)["prompt"]
     assert back.startswith("<|im_start|>system\nyou are")
 
 
@@ -228,21 +234,21 @@ def test_prompt_logprobs(client):
     ],
     ids=["json", "json text", "regex", "choice", "grammar"],
 )
-@pytest.mark.parametrize("route", ["small", "rstitch"])
-def test_structured_outputs(client, kind, route, form, holds):
+def test_structured_outputs(client, kind, form, holds):
+    """At a route: a hand-off may come anywhere in the form."""
     fields = {"max_tokens": 200, "temperature": 1, "seed": 1, "n": 2, "extra_body": {"structured_outputs": form}}
     if kind == "chat":
-        choices = chat(client, route, **fields).choices
+        choices = chat(client, "rstitch", **fields).choices
         texts = [choice.message.content for choice in choices]
     else:
-        choices = complete(client, route, **fields).choices
+        choices = complete(client, "rstitch", **fields).choices
         texts = [choice.text for choice in choices]
     for choice, text in zip(choices, texts):
         assert choice.finish_reason == "stop" and holds(text), text
 
 
 @pytest.mark.parametrize(
-    "form", [{"regex": {"x": 1}}, {"regex": "("}, {"json": 42}, {"choice": []}, {"choice": "x"}, {"json": {}, "regex": "a"}],
+    "form", [{"regex": {"x": 1}}, {"regex": "("}, {"json": 42}, {"choice": "x"}, {"json": {}, "regex": "a"}],
     ids=str,
 )
 def test_structured_outputs_that_are_none(client, form):
@@ -366,15 +372,3 @@ def test_many_that_are_cancelled(url, client):
     assert any(cancelled)
     assert chat(client).choices[0].message.content
     wait_until_idle(url)
-
-
-def test_metrics_count(http, client):
-    def requests():
-        return sum(
-            float(line.rpartition(" ")[2]) for line in http.get("/metrics").text.splitlines()
-            if line.startswith("tokenrouter_generation_tokens_total")
-        )
-
-    before = requests()
-    answer = chat(client)
-    assert requests() - before >= answer.usage.completion_tokens

@@ -6,13 +6,13 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, Field, SecretStr
 
 QUESTION = "What is 47 * 83?"
 
 
 class Answer(BaseModel):
-    number: int
+    number: int = Field(ge=0, le=9999)
     sure: bool
 
 
@@ -86,9 +86,3 @@ def test_completions(url, client):
 def test_structured_output(url):
     answer = chat(url, max_tokens=400).with_structured_output(Answer, method="json_schema").invoke(QUESTION)
     assert isinstance(answer, Answer)
-
-
-def test_json_mode(url):
-    """Any object: whatever the model makes of it, it is one as far as it got."""
-    asked = chat(url, max_tokens=20).with_structured_output(None, method="json_mode", include_raw=True)
-    assert asked.invoke(QUESTION)["raw"].content.lstrip().startswith("{")

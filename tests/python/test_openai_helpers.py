@@ -2,11 +2,12 @@
 
 import asyncio
 from enum import Enum
+from typing import Annotated
 
 import httpx
 import openai
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from servers import KEYS, ROOM, occupied
 
@@ -20,8 +21,10 @@ class Kind(str, Enum):
 
 
 class Problem(BaseModel):
+    """Bounded everywhere: these models do not come to an end by themselves."""
+
     kind: Kind
-    numbers: list[int]
+    numbers: list[Annotated[int, Field(ge=0, le=999)]] = Field(max_length=3)
     exact: bool
 
 
