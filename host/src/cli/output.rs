@@ -17,12 +17,14 @@ pub struct Failure {
     pub message: String,
     /// Shown before it: whole lines, or nothing.
     pub details: String,
+    /// A plugin's hook does not come back.
+    pub hung: bool,
 }
 
 impl Failure {
     /// Something about the input.
     pub fn input(error: impl std::fmt::Display) -> Self {
-        Self { status: 2, message: error.to_string(), details: String::new() }
+        Self { status: 2, ..Self::work(error) }
     }
 
     /// The same, with `details` before the line.
@@ -32,14 +34,19 @@ impl Failure {
 
     /// Something that went wrong while working.
     pub fn work(error: impl std::fmt::Display) -> Self {
-        Self { status: 1, message: error.to_string(), details: String::new() }
+        Self { status: 1, message: error.to_string(), details: String::new(), hung: false }
+    }
+
+    /// A hook of a plugin does not come back.
+    pub fn hung(error: impl std::fmt::Display) -> Self {
+        Self { hung: true, ..Self::work(error) }
     }
 
     /// Standard output could not be written. A reader that has seen enough is no fault: it is ended
     /// quietly, with success.
     pub fn output(error: io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::BrokenPipe => Self { status: 0, message: String::new(), details: String::new() },
+            io::ErrorKind::BrokenPipe => Self { status: 0, ..Self::work("") },
             _ => Self::work(format!("standard output: {error}")),
         }
     }
@@ -54,6 +61,19 @@ impl Failure {
         let message = self.line();
         let word = if coloured { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
         (ExitCode::from(self.status), (self.status != 0).then(|| format!("{}{word} {message}\n", self.details)))
+    }
+}
+
+/// What to do about a file or directory that cannot be made. `give`: what to give in its place.
+pub fn unwritten(e: &io::Error, give: &str) -> String {
+    match e.kind() {
+        io::ErrorKind::NotFound => format!("its directory does not exist; make it, or {give}"),
+        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+            format!("a file is where a directory is needed; {give}")
+        }
+        io::ErrorKind::IsADirectory => format!("is a directory; {give}"),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => format!("may not be written; {give}"),
+        _ => format!("cannot be written ({e}); {give}"),
     }
 }
 
