@@ -142,6 +142,26 @@ mod tests {
     }
 
     #[test]
+    fn what_to_do_about_a_file_that_cannot_be_made() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("f");
+        let said = |error: io::Result<()>| unwritten(&error.unwrap_err(), "give another");
+        let made = |path: &std::path::Path| std::fs::File::create(path).map(drop);
+        assert_eq!(
+            said(made(&directory.path().join("none/f"))),
+            "its directory does not exist; make it, or give another"
+        );
+        assert_eq!(said(made(directory.path())), "is a directory; give another");
+        made(&file).unwrap();
+        let in_the_way = "a file is where a directory is needed; give another";
+        assert_eq!(said(made(&file.join("g"))), in_the_way);
+        assert_eq!(said(std::fs::create_dir_all(&file)), in_the_way);
+        assert_eq!(said(std::fs::create_dir_all(file.join("g"))), in_the_way);
+        let full = io::Error::from(io::ErrorKind::StorageFull);
+        assert_eq!(said(Err(full)), "cannot be written (no storage space); give another");
+    }
+
+    #[test]
     fn when_there_are_colours() {
         assert!(coloured(true, None));
         assert!(coloured(true, Some(OsStr::new(""))));
