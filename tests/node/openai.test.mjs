@@ -29,7 +29,8 @@ test("models", async () => {
 });
 
 test("a stream", async () => {
-  const stream = await client.chat.completions.create({ ...ask, stream: true, stream_options: { include_usage: true } });
+  const options = { stream: true, stream_options: { include_usage: true } };
+  const stream = await client.chat.completions.create({ ...ask, ...options });
   let streamed = "";
   let usage;
   for await (const chunk of stream) {
@@ -80,10 +81,11 @@ test("raw responses", async () => {
 });
 
 test("errors have their classes", async () => {
+  const long = [{ role: "user", content: "word ".repeat(5000) }];
   const cases = [
     [{ model: "none" }, OpenAI.NotFoundError, "model_not_found"],
     [{ top_p: 2 }, OpenAI.BadRequestError, "invalid_value"],
-    [{ messages: [{ role: "user", content: "word ".repeat(5000) }] }, OpenAI.BadRequestError, "context_length_exceeded"],
+    [{ messages: long }, OpenAI.BadRequestError, "context_length_exceeded"],
   ];
   for (const [fields, kind, code] of cases) {
     for (const stream of [false, true]) {

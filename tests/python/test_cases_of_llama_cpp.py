@@ -65,7 +65,8 @@ def test_chunks_of_one_stream_belong_together(client):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs(client, stream):
-    fields = {"model": "small", "messages": BOOK, "max_tokens": 12, "temperature": 0, "logprobs": True, "top_logprobs": 4}
+    fields = {"model": "small", "messages": BOOK, "max_tokens": 12, "temperature": 0}
+    fields |= {"logprobs": True, "top_logprobs": 4}
     if stream:
         choices = [chunk.choices[0] for chunk in client.chat.completions.create(stream=True, **fields)]
         text = "".join(choice.delta.content or "" for choice in choices)
@@ -196,8 +197,8 @@ def test_probabilities_of_tokens(http):
 
 
 def test_a_cached_prompt_gives_the_same_answer(http):
-    fields = {"model": "small", "text": "One two three four five six seven eight nine ten " * 3, "cache_salt": "llama.cpp"}
-    fields["sampling_params"] = {"temperature": 0, "max_new_tokens": 16}
+    fields = {"model": "small", "text": "One two three four five six seven eight " * 3, "cache_salt": "llama.cpp",
+              "sampling_params": {"temperature": 0, "max_new_tokens": 16}}
     first, second = post(http, "/generate", **fields), post(http, "/generate", **fields)
     assert first["meta_info"]["cached_tokens"] == 0 < second["meta_info"]["cached_tokens"]
     assert first["output_ids"] == second["output_ids"]
@@ -241,7 +242,9 @@ def test_public_endpoints(guarded, path):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/generate", "/metrics", "/tokenize", "/nowhere"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/chat/completions", "/generate", "/metrics", "/tokenize", "/nowhere"]
+)
 def test_closed_endpoints(guarded, path, headers):
     answer = httpx.post(f"{guarded}{path}", headers=headers, json={})
     assert answer.status_code == 401

@@ -65,5 +65,6 @@ def test_schema(llm):
         "type": "object", "properties": {"number": number, "sure": {"type": "boolean"}},
         "required": ["number", "sure"], "additionalProperties": False,
     }
-    answer = json.loads(llm("-m", "demo", "-o", "max_tokens", "200", "--schema", json.dumps(schema), "What is 47 * 83?"))
+    options = ["-o", "max_tokens", "200", "--schema", json.dumps(schema)]
+    answer = json.loads(llm("-m", "demo", *options, "What is 47 * 83?"))
     assert set(answer) == {"number", "sure"} and isinstance(answer["sure"], bool)
