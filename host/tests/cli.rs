@@ -453,7 +453,8 @@ impl Server {
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
         let screen: Vec<String> = lines.by_ref().take_while(|line| !line.starts_with("  curl")).collect();
         let first = screen.iter().find(|line| line.contains("serves config/demo.toml")).unwrap();
-        let address = first.split("http://").nth(1).unwrap().to_owned();
+        // A Unix socket may stand behind it.
+        let address = first.split("http://").nth(1).unwrap().split(" and ").next().unwrap().to_owned();
         // Dropping the pipe is fine: a server does not die of a reader who leaves.
         Self { process, address }
     }
@@ -488,18 +489,62 @@ fn serving_and_draining() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 
     // A request that runs when the signal comes is answered to its end.
-    let mut running = BufReader::new(server.send(&completion(200)));
-    let mut line = String::new();
-    while !line.starts_with("data: ") {
-        line.clear();
-        assert_ne!(running.read_line(&mut line).unwrap(), 0, "no event came");
-    }
+    let mut running = begun(server.send(&completion(200)));
     server.signal("TERM");
     let mut rest = String::new();
     running.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("data: [DONE]"), "{rest}");
     assert_eq!(server.process.wait().unwrap().code(), Some(0));
     assert!(TcpStream::connect(&server.address).is_err());
+}
+
+/// Lines up to the first event of a stream.
+fn begun(stream: TcpStream) -> BufReader<TcpStream> {
+    let mut stream = BufReader::new(stream);
+    let mut line = String::new();
+    while !line.starts_with("data: ") {
+        line.clear();
+        assert_ne!(stream.read_line(&mut line).unwrap(), 0, "no event came");
+    }
+    stream
+}
+
+#[test]
+fn bug_72_a_signal_under_load_breaks_nothing_off() {
+    let mut server = Server::start();
+    let streams: Vec<TcpStream> = (0..64).map(|_| server.send(&completion(60))).collect();
+    let streams: Vec<_> = streams.into_iter().map(begun).collect();
+    server.signal("TERM");
+    for mut stream in streams {
+        let mut rest = String::new();
+        stream.read_to_string(&mut rest).unwrap();
+        assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("data: [DONE]"), "{rest}");
+    }
+    assert_eq!(server.process.wait().unwrap().code(), Some(0));
+}
+
+/// A signal that comes while models are read ends the server as well.
+#[test]
+fn bug_72_a_signal_during_the_start() {
+    let mut process = program()
+        .args(["serve", "config/demo.toml", "--port", "0"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // Its handler is in place when SIGTERM is among the signals that it catches.
+    let pid = process.id();
+    let caught = || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim().to_owned();
+        u64::from_str_radix(&mask, 16).unwrap() & (1 << 14) != 0
+    };
+    while !caught() {
+        assert!(process.try_wait().unwrap().is_none(), "the server ended by itself");
+        std::thread::yield_now();
+    }
+    assert!(Command::new("kill").args(["-TERM", &pid.to_string()]).status().unwrap().success());
+    assert_eq!(process.wait().unwrap().code(), Some(0));
 }
 
 #[test]

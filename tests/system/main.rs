@@ -1,5 +1,6 @@
 //! The whole engine on the demo models: recorded traces, and what must not change them.
 
+mod bugs;
 mod demo;
 mod drafts;
 mod fault;

@@ -31,7 +31,7 @@ fn routes() -> Vec<Route> {
 }
 
 /// Status and body of the answer to `body`.
-fn ask(address: SocketAddr, path: &str, body: &Value) -> (u16, String) {
+pub fn ask(address: SocketAddr, path: &str, body: &Value) -> (u16, String) {
     let mut text = String::new();
     send_to(address, path, body).read_to_string(&mut text).expect("the answer ends");
     let (head, body) = text.split_once("\r\n\r\n").expect("a head");
@@ -39,7 +39,8 @@ fn ask(address: SocketAddr, path: &str, body: &Value) -> (u16, String) {
     (status, body.to_owned())
 }
 
-fn good(address: SocketAddr, path: &str, body: &Value) -> Value {
+/// The answer to `body`, which must be good.
+pub fn good(address: SocketAddr, path: &str, body: &Value) -> Value {
     let (status, text) = ask(address, path, body);
     assert_eq!(status, 200, "{text}\n{body}");
     serde_json::from_str(&text).expect("JSON")

@@ -23,7 +23,7 @@ use super::state::AppState;
 
 /// How long an idle connection stays open. Below the idle time of common clients, they would meet connections
 /// that were just closed.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// What the HTTP library takes before the limits of the door count, which answer in JSON.
 const MOST_HEADERS: usize = 512;
 const HEAD_ROOM: usize = 4;

@@ -218,6 +218,21 @@ mod tests {
         assert_eq!(answer.by_model, [("a".to_owned(), 3), ("b".to_owned(), 1)].into());
     }
 
+    /// Servers write `data:` with a space behind it, and without.
+    #[test]
+    fn bug_19_a_space_behind_data_may_be_missing() {
+        let said = |space: &str| {
+            let text = format!("data:{space}{{\"choices\": [{{\"text\": \" x\"}}]}}\n\n");
+            let end = format!("data:{space}{{\"choices\": [{{\"text\": \"\", \"finish_reason\": \"stop\"}}]}}\n\n");
+            let usage = USAGE.replace("data: ", &format!("data:{space}"));
+            let (answer, reply) = read(&[&text, &end, &usage]).unwrap();
+            (answer.tokens, reply.text)
+        };
+        for space in ["", " ", "  "] {
+            assert_eq!(said(space), (4, " x".to_owned()), "{space:?}");
+        }
+    }
+
     #[test]
     fn a_chat_and_an_answer_without_text() {
         let (answer, reply) = read(&[

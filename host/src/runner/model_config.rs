@@ -1,5 +1,6 @@
 //! The architecture of a model directory, read from its `config.json` and checked.
 
+mod ends;
 mod json;
 mod rope;
 pub mod shapes;
@@ -131,35 +132,6 @@ impl TokenIds {
     }
 }
 
-#[derive(Deserialize)]
-struct RawGeneration {
-    eos_token_id: Option<TokenIds>,
-}
-
-#[derive(Deserialize)]
-struct RawTokenizerConfig {
-    eos_token: Option<RawToken>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a text, or an object with `content`")]
-enum RawToken {
-    Text(String),
-    Object { content: String },
-}
-
-#[derive(Deserialize)]
-struct RawTokenizer {
-    #[serde(default)]
-    added_tokens: Vec<RawAddedToken>,
-}
-
-#[derive(Deserialize)]
-struct RawAddedToken {
-    id: TokenId,
-    content: String,
-}
-
 impl ModelConfig {
     /// Read a model directory. `context` lowers the longest sequence below what the model allows.
     pub fn load(dir: &Path, context: Option<u32>) -> Result<Self, LoadError> {
@@ -271,28 +243,6 @@ impl ModelConfig {
             context,
             eos: raw.eos_token_id.map(TokenIds::into_vec).unwrap_or_default(),
         })
-    }
-
-    /// Unite the end tokens of all files that name some: a model may end with any of them.
-    fn add_end_tokens(&mut self, dir: &Path) -> Result<(), LoadError> {
-        let file = dir.join("generation_config.json");
-        if let Some(ids) = read_json::<RawGeneration>(&file)?.and_then(|raw| raw.eos_token_id) {
-            let ids = ids.into_vec();
-            self.known_end_tokens(&file, "eos_token_id", &ids)?;
-            self.eos.extend(ids);
-        }
-        let text = read_json::<RawTokenizerConfig>(&dir.join("tokenizer_config.json"))?.and_then(|raw| raw.eos_token);
-        let file = dir.join("tokenizer.json");
-        if let Some(RawToken::Text(text) | RawToken::Object { content: text }) = text
-            && let Some(tokenizer) = read_json::<RawTokenizer>(&file)?
-        {
-            let ids: Vec<_> = tokenizer.added_tokens.iter().filter(|t| t.content == text).map(|t| t.id).collect();
-            self.known_end_tokens(&file, &format!("added_tokens: the id of the eos_token `{text}`"), &ids)?;
-            self.eos.extend(ids);
-        }
-        self.eos.sort_unstable();
-        self.eos.dedup();
-        Ok(())
     }
 
     /// An end token that the model cannot write would never end a sequence.

@@ -172,6 +172,33 @@ mod tests {
         assert_eq!(text("{{ strftime_now('%d %b %Y') }}"), "01 Jan 2025");
     }
 
+    /// Templates in the manner of many models, against Jinja with the settings of `transformers`.
+    #[test]
+    fn bug_48_templates_of_published_models() {
+        let file = crate::text::tokenizer_fixtures::repository().join("tests/fixtures/goldens/templates.json");
+        let goldens: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+        let now = UNIX_EPOCH + Duration::from_secs(goldens["now"].as_u64().unwrap());
+        let mut wrong = Vec::new();
+        for golden in goldens["templates"].as_array().unwrap() {
+            let template = ChatTemplate::new(golden["template"].as_str().unwrap()).unwrap();
+            let rendered = golden["rendered"].as_array().unwrap();
+            for (case, wanted) in goldens["cases"].as_array().unwrap().iter().zip(rendered) {
+                let mut context = json!({"bos_token": "<s>", "eos_token": "</s>", "tools": null, "documents": null,
+                    "add_generation_prompt": true});
+                context.as_object_mut().unwrap().extend(case.as_object().unwrap().clone());
+                let serde_json::Value::Object(context) = context else { panic!("not a map") };
+                let got = match template.render(context, now) {
+                    Ok(text) => json!({"text": text}),
+                    Err(error) => json!({"error": error.0}),
+                };
+                if got != *wanted {
+                    wrong.push(format!("{}\n  got    {got}\n  wanted {wanted}", golden["name"]));
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+
     #[test]
     fn errors_keep_the_templates_own_words() {
         let error = render("{{ raise_exception('roles must alternate') }}", json!({})).unwrap_err();

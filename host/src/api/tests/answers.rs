@@ -5,6 +5,8 @@ use axum::http::Request;
 use serde_json::{Value, json};
 
 use super::fixture::{END, Options, Server, chat, completion, json_of};
+use crate::text::ModelText;
+use crate::text::tokenizer_fixtures::demo;
 
 const TEXT: &str = "The answer is 한국어 😀 ďábelské.\n\nDone.";
 
@@ -208,7 +210,8 @@ async fn the_native_endpoint() {
 
 #[tokio::test]
 async fn a_model_without_a_template() {
-    let server = Server::with("ok", Options { without_template: true, ..Options::default() });
+    let text = Some(ModelText::new(demo(), None, &Value::Null));
+    let server = Server::with("ok", Options { text, ..Options::default() });
     let (status, error) = server.json("/v1/chat/completions", chat()).await;
     assert_eq!(status, 400);
     assert!(error["error"]["message"].as_str().unwrap().contains("/v1/completions"), "{error}");

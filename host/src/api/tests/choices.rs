@@ -3,38 +3,37 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use tokio::sync::mpsc::unbounded_channel;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::api::choice::{Choice, ChoiceError, Ending, Piece, Reason};
 use crate::engine::RequestStream;
 use crate::request::{Committed, Event, FinishReason, ModelId, RequestError, TokenId, Told};
-use crate::text::ModelText;
 use crate::text::tokenizer_fixtures::demo;
+use crate::text::{ModelText, Tokenizer};
 
 const END: TokenId = 2047;
 
-fn commit(start: u32, tokens: &[TokenId]) -> Event {
-    let token = |&token| Committed {
+/// Two models write in turns.
+pub fn commit(start: u32, tokens: &[TokenId]) -> Event {
+    let token = |(&token, at)| Committed {
         token,
-        model: ModelId(0),
+        model: ModelId(at % 2),
         eos: false,
         complete: false,
         logprob: 0.0,
         top_logprobs: vec![],
         signals: None,
     };
-    Event::Committed { start, tokens: tokens.iter().map(token).collect() }
+    Event::Committed { start, tokens: tokens.iter().zip(start..).map(token).collect() }
 }
 
-fn finished(reason: FinishReason) -> Event {
+pub fn finished(reason: FinishReason) -> Event {
     Event::Finished { reason, handoffs: 0 }
 }
 
-/// All pieces, put together.
-async fn run(events: Vec<Event>, stops: &[&str]) -> Result<Piece, ChoiceError> {
+/// A choice of a model with `tokenizer`, and where its events come from.
+pub fn choice(tokenizer: Tokenizer, stops: &[&str]) -> (UnboundedSender<Told>, Choice) {
     let (sender, receiver) = unbounded_channel();
-    events.into_iter().for_each(|event| sender.send(Told::now(event)).unwrap());
-    drop(sender);
     let ending = Ending {
         eos: Arc::new([END]),
         stop_tokens: vec![],
@@ -43,8 +42,15 @@ async fn run(events: Vec<Event>, stops: &[&str]) -> Result<Piece, ChoiceError> {
         min_tokens: 0,
         keep_special: false,
     };
-    let text = Arc::new(ModelText::new(demo(), None, &Value::Null));
-    let mut choice = Choice::new(RequestStream::unconnected(1, receiver), text, ending);
+    let text = Arc::new(ModelText::new(tokenizer, None, &Value::Null));
+    (sender, Choice::new(RequestStream::unconnected(1, receiver), text, ending))
+}
+
+/// All pieces, put together.
+async fn run(events: Vec<Event>, stops: &[&str]) -> Result<Piece, ChoiceError> {
+    let (sender, mut choice) = choice(demo(), stops);
+    events.into_iter().for_each(|event| sender.send(Told::now(event)).unwrap());
+    drop(sender);
     let mut all = Piece::default();
     while all.end.is_none() {
         let piece = choice.next().await?;

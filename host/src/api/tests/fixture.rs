@@ -8,6 +8,7 @@ use axum::http::{Request, Response};
 use axum::response::IntoResponse;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
+use tokenrouter_plugin_api::random::uniform;
 use tokenrouter_plugin_api::{Context, Decision, Policy, PolicyError, RouteBatch};
 use tower::ServiceExt;
 
@@ -23,12 +24,20 @@ use crate::text::{ModelText, Tokenizer};
 
 pub const END: TokenId = 2047;
 
+/// The last position of the answer to a request with `seed`, where seeds give lengths.
+fn length_of(seed: u64, most: usize) -> usize {
+    (uniform(seed, 0, 1 << 20) * most as f64) as usize
+}
+
 /// Says `script` whatever the prompt, then the end token for ever.
 struct Reciter {
     info: ModelInfo,
     script: Arc<Vec<TokenId>>,
     /// Answer position at which the logits are not finite.
     breaks_at: Option<usize>,
+    /// The only request of which that is so, by its seed.
+    breaks_seed: Option<u64>,
+    lengths_by_seed: bool,
     /// Answer position at which the runner can compute nothing any more.
     lost_at: Option<usize>,
     pause: Duration,
@@ -55,7 +64,9 @@ impl Runner for Reciter {
                 if self.lost_at == Some(position) {
                     return Err(RunnerError::fatal("the device is gone"));
                 }
-                let token = self.script.get(position).copied().unwrap_or(END);
+                let seed = rows.sampling.seed;
+                let ended = self.lengths_by_seed && position > length_of(seed, self.script.len());
+                let token = self.script.get(position).copied().filter(|_| !ended).unwrap_or(END);
                 let top = [(token, -0.25), (0, f32::NEG_INFINITY)];
                 let listed = rows.sampling.listed_logprobs.iter().map(|&id| (id, -1.5));
                 let wanted = rows.sampling.top_logprobs.unwrap_or(0) as usize;
@@ -63,7 +74,7 @@ impl Runner for Reciter {
                     token,
                     logprob: -0.25,
                     top_logprobs: top.into_iter().take(wanted).chain(listed).collect(),
-                    finite: self.breaks_at != Some(position),
+                    finite: self.breaks_at != Some(position) || self.breaks_seed.is_some_and(|other| other != seed),
                 });
             }
         }
@@ -97,10 +108,20 @@ pub struct Server {
 #[derive(Default)]
 pub struct Options {
     pub breaks_at: Option<usize>,
+    pub breaks_seed: Option<u64>,
+    /// Said instead of the text's own tokens.
+    pub script: Option<Vec<TokenId>>,
+    /// Answers end early, where depends on the seed.
+    pub lengths_by_seed: bool,
+    /// Pages of each model's pool, instead of enough.
+    pub pages: Option<u32>,
+    /// Ends answers at model `large`, besides [`END`].
+    pub large_end: Option<TokenId>,
     /// Answer position at which model `large` goes down.
     pub large_lost_at: Option<usize>,
     pub pause: Duration,
-    pub without_template: bool,
+    /// Instead of the demo model's.
+    pub text: Option<ModelText>,
 }
 
 impl Server {
@@ -111,7 +132,7 @@ impl Server {
 
     pub fn with(text: &str, options: Options) -> Self {
         let tokenizer = demo();
-        let script = Arc::new(tokenizer.encode(text).unwrap());
+        let script = Arc::new(options.script.unwrap_or_else(|| tokenizer.encode(text).unwrap()));
         let model = |name: &str| ModelSetup {
             masked: vec![],
             runner: Box::new(Reciter {
@@ -121,13 +142,15 @@ impl Server {
                     vocab_size: 2048,
                     hidden_size: 1,
                     context: 256,
-                    eos: vec![END],
-                    pages: 1024,
+                    eos: options.large_end.filter(|_| name == "large").into_iter().chain([END]).collect(),
+                    pages: options.pages.unwrap_or(1024),
                     weight_bytes: 0,
                     page_bytes: 0,
                 },
                 script: Arc::clone(&script),
                 breaks_at: options.breaks_at,
+                breaks_seed: options.breaks_seed,
+                lengths_by_seed: options.lengths_by_seed,
                 lost_at: options.large_lost_at.filter(|_| name == "large"),
                 pause: options.pause,
             }),
@@ -151,11 +174,7 @@ impl Server {
             directory: ".".into(),
         };
         let engine = Engine::start(vec![model("small"), model("large")], vec![route]).unwrap();
-        let text = match options.without_template {
-            true => ModelText::new(demo(), None, &Value::Null),
-            false => ModelText::load(&demo_directory()).unwrap(),
-        };
-        let text = Arc::new(text);
+        let text = Arc::new(options.text.unwrap_or_else(|| ModelText::load(&demo_directory()).unwrap()));
         let defaults = vec![SamplingDefaults::default(); 2];
         let mut state = AppState::new(Arc::new(engine), vec![text.clone(), text], defaults);
         if !options.pause.is_zero() {

@@ -2,6 +2,7 @@
 
 mod admin;
 mod answers;
+mod bugs;
 mod choices;
 mod connections;
 mod down;

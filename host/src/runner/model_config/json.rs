@@ -38,7 +38,8 @@ pub(super) fn parse_json<T: serde::de::DeserializeOwned>(text: &[u8]) -> Result<
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Raw, RawGeneration};
+    use super::super::Raw;
+    use super::super::ends::RawGeneration;
     use super::parse_json;
 
     #[test]

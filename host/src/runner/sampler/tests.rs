@@ -272,6 +272,60 @@ fn end_tokens_wait_for_min_tokens() {
 }
 
 #[test]
+fn bug_14_min_tokens_holds_all_ends_back() {
+    let mut logits = vec![0.0; 8];
+    (logits[2], logits[3], logits[4], logits[5]) = (9.0, 8.0, 7.0, 1.0);
+    let mut params = SamplingParams { stop_token_ids: vec![4], min_tokens: 3, ..SamplingParams::greedy() };
+    for (temperature, top_p) in [(0.0, 1.0), (1.0, 0.1), (0.3, 1.0)] {
+        (params.temperature, params.top_p) = (temperature, top_p);
+        for written in 0..5 {
+            for seed in 0..20 {
+                params.seed = seed;
+                let context = vec![0; 1 + written];
+                let row = Row { context: &context, prompt_len: 1, params: &params, masked: &[], allowed: &[] };
+                let mut sampler = Sampler::new(MODEL, vec![2, 3]);
+                let sample =
+                    sampler.sample(&mut logits.clone(), &row, &SignalRequest::default(), &mut Columns::default());
+                // The fourth token is the first one that may end the answer.
+                assert!(written >= 3 || ![2, 3, 4].contains(&sample.token), "{written}: {}", sample.token);
+                assert!(written < 3 || temperature > 0.0 || sample.token == 2);
+            }
+        }
+    }
+}
+
+#[test]
+fn bug_30_logprobs_are_the_models_own() {
+    let logits = noise(4, 60);
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let norm = f64::from(max) + logits.iter().map(|&l| f64::from(l - max).exp()).sum::<f64>().ln();
+    let own = |id: TokenId| f64::from(logits[id as usize]) - norm;
+    let changed = SamplingParams {
+        temperature: 1.7,
+        top_k: 9,
+        top_p: 0.9,
+        repetition_penalty: 1.3,
+        presence_penalty: 0.5,
+        logit_bias: vec![(7, 4.0)],
+        ..SamplingParams::default()
+    };
+    for params in [SamplingParams::greedy(), changed] {
+        for seed in 0..20 {
+            let params = SamplingParams { seed, top_logprobs: Some(5), ..params.clone() };
+            let greedy = params.temperature == 0.0;
+            let (sample, _) = Case::new(logits.clone(), params).run();
+            assert!((f64::from(sample.logprob) - own(sample.token)).abs() < 1e-4);
+            assert_eq!(sample.top_logprobs.len(), 5);
+            assert!(sample.top_logprobs.is_sorted_by(|a, b| a.1 >= b.1));
+            assert!(sample.top_logprobs.iter().all(|&(id, value)| (f64::from(value) - own(id)).abs() < 1e-4));
+            if greedy {
+                assert_eq!(sample.top_logprobs[0], (sample.token, sample.logprob));
+            }
+        }
+    }
+}
+
+#[test]
 fn logits_that_are_not_finite() {
     for bad in [f32::NAN, f32::INFINITY] {
         let mut case = Case::new(noise(1, 50), SamplingParams::default());
