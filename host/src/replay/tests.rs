@@ -160,6 +160,6 @@ fn what_is_no_trace() {
     let run = directory.path().join("run");
     std::fs::create_dir(&run).unwrap();
     std::fs::rename(&pipe, run.join("manifest.json")).unwrap();
-    assert!(read(&run.join("manifest.json"), None).unwrap_err().contains("manifest.json: is not a regular file"));
+    assert!(read(&run.join("manifest.json"), None).unwrap_err().contains("is no recording"));
     assert!(read(&directory.path().join("none"), None).unwrap_err().contains("none: there is no such file; give"));
 }
