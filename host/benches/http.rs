@@ -3,6 +3,8 @@
 //!
 //! `taskset -c 0 cargo bench --bench http` has all threads on one core.
 
+#![allow(clippy::expect_used)]
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;

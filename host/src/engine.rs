@@ -29,6 +29,7 @@ pub use counts::{Ended, RouteCounts, Share};
 use crossbeam_channel::Sender;
 pub use keeper::RouteState;
 use keeper::{Keeper, Registry, Upkeep};
+pub use patience::Makers;
 pub use reload::{KnownRoute, RouteChanges, Wanted};
 pub use routes::check_route;
 use routes::{Loader, ModelPlace, attach, describe, policy_fault};
@@ -42,7 +43,7 @@ use crate::request::{
     Event, ModelDown, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteDisabled, RouteId, TokenId, Told,
 };
 use crate::runner::{ModelInfo, Runner};
-use crate::subserver::coordinator::{Coordinator, Waiting};
+use crate::subserver::coordinator::{Coordinator, LadderError, Waiting};
 use crate::subserver::counts::StepCounts;
 use crate::subserver::gate::Schedule;
 use crate::subserver::observe::Observer;
@@ -148,6 +149,13 @@ pub enum StartError {
     /// An engine that starts with the route can serve it.
     #[error("route `{route}`, model `{model}`: {message}; restart the server")]
     AtStartOnly { route: String, model: String, message: String },
+    /// A hook of a plugin does not come back, and the change needs it, or its model.
+    #[error("route `{route}`, model `{model}`: {message}")]
+    Hung { route: String, model: String, message: String },
+    #[error("the server is shutting down; its routes stay as they are")]
+    Stopping,
+    #[error(transparent)]
+    Ladders(#[from] LadderError),
     #[error("route `{route}`: {message}")]
     Route { route: String, message: String },
     #[error("route `{route}`: the name is taken by another route or a model; choose another")]
@@ -362,6 +370,8 @@ pub struct Engine {
     /// By model.
     pools: Vec<PagePool>,
     monitors: Arc<Monitors>,
+    /// Of changes of routes.
+    makers: Makers,
     /// Looks after all hooks until the last model's thread has ended.
     watchdog: Option<watch::Thread>,
     next_id: AtomicU64,
@@ -394,7 +404,8 @@ impl Engine {
         let mut attachments: Vec<Vec<Option<Attachment>>> = infos.iter().map(|_| Vec::new()).collect();
         let mut served = Vec::new();
         let mut loader = Loader::default();
-        let monitors = Arc::<Monitors>::default();
+        let starting = Makers::default();
+        let monitors = starting.monitors.clone();
         for route in &routes {
             let entered = registry.enter(describe(route, &infos)?, &upkeep);
             for (index, of_model) in attachments.iter_mut().enumerate() {
@@ -411,7 +422,7 @@ impl Engine {
                     registry.enter_loaded(entered.id, model, digest, id, stays);
                     Ok(id)
                 };
-                of_model.push(attach(route, model, &places[index], &infos, &mut load, &monitors)?);
+                of_model.push(attach(route, model, &places[index], &infos, &mut load, &starting)?);
             }
             served.push(entered);
         }
@@ -472,6 +483,7 @@ impl Engine {
             changing: Mutex::default(),
             tuner: None,
             watchdog: Some(watch::start(monitors.clone())?),
+            makers: Makers::watched(monitors.clone(), reload::PATIENCE),
             monitors,
             next_id: AtomicU64::new(1),
         };
@@ -544,9 +556,9 @@ impl Engine {
         self.monitors.list()
     }
 
-    /// Hooks that have run for a second or more and have not come back. Not drops, which hold no model up.
+    /// Hooks that have run for a second or more, have not come back, and hold their model up.
     pub fn hung_hooks(&self) -> Vec<Hung> {
-        self.monitors.hung().into_iter().filter(|hung| hung.hook != Hook::Drop).collect()
+        self.monitors.hung().into_iter().filter(|hung| hung.hook.holds_model()).collect()
     }
 
     /// End the process when a hook has run for longer than `limit`.

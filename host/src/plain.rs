@@ -10,6 +10,15 @@ pub(crate) fn plain(text: &str) -> String {
     plain
 }
 
+/// As much of `text` as a message quotes.
+pub(crate) fn short(text: &str) -> String {
+    const MOST: usize = 60;
+    match text.chars().nth(MOST) {
+        Some(_) => text.chars().take(MOST - 1).chain(['…']).collect(),
+        None => text.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

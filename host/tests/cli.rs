@@ -453,7 +453,8 @@ impl Server {
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
         let screen: Vec<String> = lines.by_ref().take_while(|line| !line.starts_with("  curl")).collect();
         let first = screen.iter().find(|line| line.contains("serves config/demo.toml")).unwrap();
-        let address = first.split("http://").nth(1).unwrap().to_owned();
+        // A Unix socket may stand behind it.
+        let address = first.split("http://").nth(1).unwrap().split(" and ").next().unwrap().to_owned();
         // Dropping the pipe is fine: a server does not die of a reader who leaves.
         Self { process, address }
     }

@@ -259,7 +259,7 @@ fn the_shipped_schemas_say_what_is_wrong() {
     );
     assert_eq!(
         check("libme.so", serde_json::json!({ "weights": { "small": -1 }, "draw": [] })).unwrap_err(),
-        "settings/weights/small = -1: the value is less than the minimum of 0\n\
+        "settings/weights/small = -1: the value is less than the minimum of 0; \
          settings/draw = []: no such setting; it takes weights, generator"
     );
 }

@@ -1,53 +1,35 @@
-"""A running server for the tests that drive it with real clients.
-
-TOKENROUTER_BIN is the program (default: target/debug/tokenrouter), TOKENROUTER_CONFIG its configuration
-(default: config/demo.toml).
-"""
+"""What the tests that drive a server with real clients share."""
 
 import json
 import os
-import socket
-import subprocess
-import time
-from pathlib import Path
+
+from servers import KEYS, PROGRAM, ROOM, ROOT, serving
+
+# Read when clients are imported, so before that: they take nothing from the net, and keep nothing at home.
+os.environ |= {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HOME": str(PROGRAM.parents[1] / "huggingface"),
+}
 
 import httpx
 import openai
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-START_SECONDS = 120
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
 
 @pytest.fixture(scope="session")
 def url(tmp_path_factory):
     """Base address of a server that is ready."""
-    program = os.environ.get("TOKENROUTER_BIN", str(ROOT / "target/debug/tokenrouter"))
-    config = os.environ.get("TOKENROUTER_CONFIG", str(ROOT / "config/demo.toml"))
-    port = free_port()
-    log = tmp_path_factory.mktemp("server") / "log"
-    with log.open("w") as out:
-        server = subprocess.Popen([program, "serve", config, "--port", str(port)], stdout=out, stderr=out)
-    address = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        assert server.poll() is None, f"the server has ended:\n{log.read_text()}"
-        assert time.monotonic() < deadline, f"the server is not ready:\n{log.read_text()}"
-        try:
-            if httpx.get(f"{address}/ready").status_code == 200:
-                break
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    yield address
-    server.terminate()
-    assert server.wait(timeout=60) == 0, log.read_text()
+    with serving(tmp_path_factory.mktemp("server") / "log") as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def guarded(tmp_path_factory):
+    """Base address of a server with keys and room for few answers, none of which wait."""
+    limits = {"max_requests": ROOM, "max_requests_per_client": ROOM, "max_queued_requests": 0}
+    with serving(tmp_path_factory.mktemp("guarded") / "log", api_keys=",".join(KEYS), **limits) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

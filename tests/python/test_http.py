@@ -7,14 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from servers import wait_until_idle
+
 CHAT = {"model": "rstitch", "messages": [{"role": "user", "content": "What is 47 * 83?"}]}
-
-
-def wait_until_idle(http):
-    deadline = time.monotonic() + 60
-    while http.get("/ready").json()["live_requests"]:
-        assert time.monotonic() < deadline, "requests are left over"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +65,7 @@ def test_request_id(http):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_clients_that_leave(url, http, stream):
+def test_clients_that_leave(url, stream):
     """Connections that break while an answer is being made leave nothing behind."""
     host, port = url.removeprefix("http://").split(":")
     body = json.dumps(CHAT | {"stream": stream, "ignore_eos": True, "max_tokens": 1900, "n": 4}).encode()
@@ -82,10 +77,10 @@ def test_clients_that_leave(url, http, stream):
                 connection.recv(read)
             else:
                 time.sleep(0.05)
-    wait_until_idle(http)
+    wait_until_idle(url)
 
 
-def test_neighbours_do_not_change_an_answer(http):
+def test_neighbours_do_not_change_an_answer(url, http):
     """The same seed gives the same text alone and in company."""
     def ask(seed):
         body = CHAT | {"seed": seed, "temperature": 1.5, "max_tokens": 60}
@@ -95,4 +90,4 @@ def test_neighbours_do_not_change_an_answer(http):
     with ThreadPoolExecutor(8) as pool:
         company = list(pool.map(ask, [0, 1, 2, 3, 0, 1, 2, 3]))
     assert company == alone * 2
-    wait_until_idle(http)
+    wait_until_idle(url)

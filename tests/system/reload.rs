@@ -322,17 +322,20 @@ fn a_reload_enables_a_disabled_route() {
     server.settle();
 }
 
-/// Its recording would not have what the new one does.
+/// The route stays what its recording says it is.
 #[test]
-fn no_reload_enables_a_recorded_route() {
+fn a_reload_enables_a_recorded_route() {
     let recorded = format!("{DISABLES}[record]\ndirectory = \"recording\"\n");
     let server = Server::with(&recorded);
     let (status, reloaded) = server.reload(&recorded);
     assert_eq!((status, &reloaded["unchanged"]), (200, &json!(["r"])), "{reloaded}");
     disable(&server);
-    let (status, refused) = server.reload(&recorded);
+    let (status, reloaded) = server.reload(&recorded);
+    assert_eq!((status, &reloaded["changed"]), (200, &json!(["r"])), "{reloaded}");
+    ask(server.address, 0, || ()).expect("an answer");
+    let (status, refused) = server.reload(&recorded.replace("\"finished\"", "\"\""));
     let message = refused["error"]["message"].as_str().unwrap_or_default();
-    assert!(status == 409 && message.contains("is disabled and to be tried again"), "{status}: {refused}");
+    assert!(status == 409 && message.contains("[routes.r] has changed, and it is recorded"), "{status}: {refused}");
 }
 
 #[test]

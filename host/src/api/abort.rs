@@ -13,7 +13,7 @@ use super::http::{json_response, read_body};
 use super::reader::Fields;
 use super::state::AppState;
 
-const MAX_NAMES: usize = 1024;
+pub(super) const MAX_NAMES: usize = 1024;
 
 /// Whoever knows the name of a request may abort it. All of them are the operator's to abort.
 pub async fn handle(

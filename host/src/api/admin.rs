@@ -1,6 +1,7 @@
 //! POST /admin/reload and GET /admin/routes: for the operator.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -9,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
-use super::error::ApiError;
+use super::error::{ApiError, PLUGIN_HUNG};
 use super::front::{KeyRing, bearer};
 use super::http::json_response;
 use super::state::AppState;
@@ -75,6 +76,10 @@ pub enum Refused {
     Config(String),
     /// What only a restart changes.
     Restart(String),
+    /// A hook of a plugin does not come back.
+    Hung(String),
+    /// The server is about to end.
+    Stopping,
     /// Something else went wrong.
     Work(String),
 }
@@ -85,6 +90,7 @@ type Work = dyn Fn() -> Result<Reloaded, Refused> + Send + Sync;
 pub struct Reload {
     work: Arc<Work>,
     turn: Mutex<()>,
+    stopping: AtomicBool,
     applied: Counter,
     refused: Counter,
 }
@@ -92,7 +98,18 @@ pub struct Reload {
 impl Reload {
     /// `work` does it, on a thread of its own.
     pub fn new(work: impl Fn() -> Result<Reloaded, Refused> + Send + Sync + 'static) -> Self {
-        Self { work: Arc::new(work), turn: Mutex::default(), applied: Counter::default(), refused: Counter::default() }
+        Self {
+            work: Arc::new(work),
+            turn: Mutex::default(),
+            stopping: AtomicBool::new(false),
+            applied: Counter::default(),
+            refused: Counter::default(),
+        }
+    }
+
+    /// From now on every reload is refused. One under way goes on as far as the engine lets it.
+    pub(super) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
     }
 
     /// How many were applied and refused.
@@ -103,9 +120,13 @@ impl Reload {
     /// Do it and log the outcome.
     pub async fn run(&self) -> Result<Reloaded, Refused> {
         let _turn = self.turn.lock().await;
-        let work = self.work.clone();
-        let outcome = tokio::task::spawn_blocking(move || work()).await;
-        let outcome = outcome.unwrap_or_else(|_| Err(Refused::Work("the reload panicked; see the log".into())));
+        let outcome = if self.stopping.load(Ordering::Acquire) {
+            Err(Refused::Stopping)
+        } else {
+            let work = self.work.clone();
+            let outcome = tokio::task::spawn_blocking(move || work()).await;
+            outcome.unwrap_or_else(|_| Err(Refused::Work("the reload panicked; see the log".into())))
+        };
         match &outcome {
             Ok(Reloaded { routes, models }) => {
                 self.applied.add(1);
@@ -119,9 +140,13 @@ impl Reload {
                     "configuration reloaded"
                 );
             }
-            Err(Refused::Config(why) | Refused::Restart(why) | Refused::Work(why)) => {
+            Err(Refused::Config(why) | Refused::Restart(why) | Refused::Hung(why) | Refused::Work(why)) => {
                 self.refused.add(1);
                 tracing::error!("configuration not reloaded, the server goes on as before: {why}");
+            }
+            Err(Refused::Stopping) => {
+                self.refused.add(1);
+                tracing::warn!("configuration not reloaded: the server is shutting down");
             }
         }
         outcome
@@ -148,6 +173,8 @@ pub(super) async fn reload(
         }
         Err(Refused::Config(why)) => Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_config", why)),
         Err(Refused::Restart(why)) => Err(ApiError::new(StatusCode::CONFLICT, "restart_needed", why)),
+        Err(Refused::Hung(why)) => Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, PLUGIN_HUNG, why)),
+        Err(Refused::Stopping) => Err(ApiError::shutting_down()),
         Err(Refused::Work(why)) => Err(ApiError::internal(why)),
     }
 }

@@ -23,7 +23,9 @@ use super::unbuilt::{NATIVE_ONLY, elsewhere, refuse_unbuilt, special_tokens};
 use crate::request::{MAX_TOP_LOGPROBS, PromptLogprobs, Score, TokenId};
 
 const NAMES: Names = Names { max_tokens: &["max_completion_tokens", "max_tokens"], min_tokens: "min_tokens", least: 1 };
-const MAX_MESSAGES: usize = 4096;
+pub(super) const MAX_MESSAGES: usize = 4096;
+/// Fields of a message that are refused where they say something.
+pub(super) const REFUSED_IN_MESSAGES: [&str; 3] = ["tool_calls", "function_call", "audio"];
 
 pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     admission::answer(state, request, answer).await
@@ -151,7 +153,7 @@ fn message(index: usize, value: Value, warned: &Warned) -> Result<Value, ApiErro
         let message = format!("`{place}.role` must be system, developer, user, assistant or tool, not {role:?}.");
         return Err(ApiError::value(format!("{place}.role"), message));
     }
-    for field in ["tool_calls", "function_call", "audio"] {
+    for field in REFUSED_IN_MESSAGES {
         fields.refuse(field, super::reader::nothing, "give the message's text as its content")?;
     }
     let name = format!("{place}.content");

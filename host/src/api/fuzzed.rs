@@ -20,17 +20,7 @@ pub(crate) struct Read {
 
 /// The answers of the three endpoints to a body, before anything is generated.
 pub(crate) fn read(body: &[u8], text: &Arc<ModelText>) -> [Result<Read, ApiError>; 3] {
-    let route = Route {
-        served: Arc::new(crate::engine::ServedRoute::unconnected(RouteId(0), "r")),
-        name: "route".into(),
-        text: Arc::clone(text),
-        defaults: SamplingDefaults::default(),
-        vocab: text.tokenizer.vocab_size() as u32,
-        context: 1 << 20,
-        room: 1 << 20,
-        eos: Arc::default(),
-        model_names: Arc::default(),
-    };
+    let route = route(text);
     let warned = Warned::default();
     let fields = || Fields::parse(body);
     let chat = || {
@@ -52,6 +42,21 @@ pub(crate) fn read(body: &[u8], text: &Arc<ModelText>) -> [Result<Read, ApiError
         Ok(Read { generation, prompts: tokens(text, asked.prompts)? })
     };
     [chat(), completion(), native()]
+}
+
+/// A route of an engine that is not there.
+pub(super) fn route(text: &Arc<ModelText>) -> Route {
+    Route {
+        served: Arc::new(crate::engine::ServedRoute::unconnected(RouteId(0), "r")),
+        name: "route".into(),
+        text: Arc::clone(text),
+        defaults: SamplingDefaults::default(),
+        vocab: text.tokenizer.vocab_size() as u32,
+        context: 1 << 20,
+        room: 1 << 20,
+        eos: Arc::default(),
+        model_names: Arc::default(),
+    }
 }
 
 fn tokens(text: &ModelText, prompts: Prompts) -> Result<Vec<Vec<TokenId>>, ApiError> {

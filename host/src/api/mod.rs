@@ -4,6 +4,8 @@ mod abort;
 mod admin;
 mod admission;
 mod answer;
+#[cfg(test)]
+mod asked;
 mod chat;
 mod choice;
 mod completions;
@@ -19,6 +21,7 @@ mod info;
 mod metrics;
 mod models;
 mod native;
+mod openapi;
 mod params;
 mod prometheus;
 mod prompt;
@@ -42,7 +45,7 @@ mod unbuilt;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 
 pub use admin::{Access, Refused, Reload, Reloaded};
 pub use answer::{finish_reason, logprob};
@@ -55,18 +58,53 @@ pub use params::SamplingDefaults;
 pub use serve::{serve, serve_admin};
 pub use state::AppState;
 
-fn admin_endpoints() -> Router<Arc<AppState>> {
-    Router::new()
-        .route("/admin/reload", post(admin::reload))
-        .route("/admin/routes", get(admin::routes))
-        .route("/flush_cache", post(info::flush))
-        .route("/abort_request", post(abort::handle))
-        .route("/abort_requests", post(abort::handle))
+/// A path with what answers there.
+type Endpoint = (&'static str, MethodRouter<Arc<AppState>>);
+
+fn admin_endpoints() -> Vec<Endpoint> {
+    vec![
+        ("/admin/reload", post(admin::reload)),
+        ("/admin/routes", get(admin::routes)),
+        ("/flush_cache", post(info::flush)),
+        ("/abort_request", post(abort::handle)),
+        ("/abort_requests", post(abort::handle)),
+    ]
+}
+
+fn endpoints() -> Vec<Endpoint> {
+    vec![
+        ("/v1/chat/completions", post(chat::handle)),
+        ("/v1/completions", post(completions::handle)),
+        ("/generate", post(generate::handle)),
+        (models::PATH, get(models::list)),
+        ("/v1/models/{*id}", get(models::one)),
+        ("/tokenize", post(tokens::tokenize)),
+        ("/v1/tokenize", post(tokens::tokenize)),
+        ("/detokenize", post(tokens::detokenize)),
+        ("/v1/detokenize", post(tokens::detokenize)),
+        ("/version", get(info::version)),
+        ("/server_info", get(info::server)),
+        ("/get_server_info", get(info::server)),
+        ("/model_info", get(info::model)),
+        ("/get_model_info", get(info::model)),
+        ("/load", get(info::load)),
+        ("/ping", get(health::health).post(health::health)),
+        ("/health", get(health::health)),
+        ("/health_generate", get(health::generate)),
+        ("/ready", get(health::ready)),
+        ("/metrics", get(prometheus::metrics)),
+        ("/metrics/steps", get(metrics::steps)),
+        ("/openapi.json", get(openapi::handle)),
+    ]
+}
+
+fn routes(endpoints: Vec<Endpoint>) -> Router<Arc<AppState>> {
+    endpoints.into_iter().fold(Router::new(), |router, (path, handlers)| router.route(path, handlers))
 }
 
 /// The endpoints at the address of `server.admin`.
 pub fn admin_router(state: Arc<AppState>) -> Router {
-    admin_endpoints()
+    routes(admin_endpoints())
         .layer(axum::Extension(admin::OwnAddress))
         .fallback(http::no_such_path)
         .method_not_allowed_fallback(http::method_not_allowed)
@@ -76,29 +114,8 @@ pub fn admin_router(state: Arc<AppState>) -> Router {
 
 /// All endpoints.
 pub fn router(state: Arc<AppState>) -> Router {
-    let endpoints = Router::new()
-        .route("/v1/chat/completions", post(chat::handle))
-        .route("/v1/completions", post(completions::handle))
-        .route("/generate", post(generate::handle))
-        .route(models::PATH, get(models::list))
-        .route("/v1/models/{*id}", get(models::one))
-        .route("/tokenize", post(tokens::tokenize))
-        .route("/v1/tokenize", post(tokens::tokenize))
-        .route("/detokenize", post(tokens::detokenize))
-        .route("/v1/detokenize", post(tokens::detokenize))
-        .route("/version", get(info::version))
-        .route("/server_info", get(info::server))
-        .route("/get_server_info", get(info::server))
-        .route("/model_info", get(info::model))
-        .route("/get_model_info", get(info::model))
-        .route("/load", get(info::load))
-        .route("/ping", get(health::health).post(health::health))
-        .route("/health", get(health::health))
-        .route("/health_generate", get(health::generate))
-        .route("/ready", get(health::ready))
-        .route("/metrics", get(prometheus::metrics))
-        .route("/metrics/steps", get(metrics::steps))
-        .merge(admin_endpoints())
+    let endpoints = routes(endpoints())
+        .merge(routes(admin_endpoints()))
         .fallback(http::no_such_path)
         .method_not_allowed_fallback(http::method_not_allowed)
         .layer(axum::middleware::from_fn_with_state(state.clone(), front::guard));

@@ -18,10 +18,16 @@ use crate::text::TextError;
 pub const MAX_N: i64 = 64;
 /// Most stop strings, and the most bytes of one.
 pub const MAX_STOPS: usize = 16;
-const MAX_STOP_BYTES: usize = 1024;
-const MAX_STOP_TOKENS: usize = 128;
-const MAX_SALT_BYTES: usize = 256;
-const MAX_BIASES: usize = 1024;
+pub const MAX_STOP_BYTES: usize = 1024;
+pub const MAX_STOP_TOKENS: usize = 128;
+pub const MAX_SALT_BYTES: usize = 256;
+pub const MAX_BIASES: usize = 1024;
+pub const MAX_BIAS: f64 = 100.0;
+pub const MAX_TEMPERATURE: f64 = 2.0;
+pub const MIN_REPETITION: f64 = 0.01;
+pub const MAX_REPETITION: f64 = 100.0;
+/// Of presence and frequency, either way.
+pub const MAX_PENALTY: f64 = 2.0;
 /// Below this a temperature is 0: the division would leave nothing but the largest logit.
 const MIN_TEMPERATURE: f64 = 1e-4;
 
@@ -63,10 +69,10 @@ impl SamplingDefaults {
     /// A value that no request could give either.
     fn problem(&self) -> Option<String> {
         [
-            ("temperature", self.temperature, 0.0, 2.0),
+            ("temperature", self.temperature, 0.0, MAX_TEMPERATURE),
             ("top_p", self.top_p, f64::from(f32::MIN_POSITIVE), 1.0),
             ("min_p", self.min_p, 0.0, 1.0),
-            ("repetition_penalty", self.repetition_penalty, 0.01, 100.0),
+            ("repetition_penalty", self.repetition_penalty, MIN_REPETITION, MAX_REPETITION),
         ]
         .into_iter()
         .find(|(_, value, least, most)| !(least..=most).contains(&value))
@@ -126,14 +132,16 @@ pub struct Generation {
 impl Generation {
     /// Read the shared fields. `vocab`: tokens that all models of the route have logits for.
     pub fn read(fields: &mut Fields, names: Names, defaults: &SamplingDefaults, vocab: u32) -> Result<Self, ApiError> {
-        let temperature = fields.number("temperature", 0.0..=2.0)?.unwrap_or(defaults.temperature);
+        let temperature = fields.number("temperature", 0.0..=MAX_TEMPERATURE)?.unwrap_or(defaults.temperature);
         let top_p = fields.number("top_p", 0.0..=1.0)?.unwrap_or(defaults.top_p);
         if top_p as f32 <= 0.0 {
             return Err(ApiError::value(fields.name("top_p"), "`top_p` must be greater than 0."));
         }
         let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?.unwrap_or(defaults.top_k);
         let min_p = fields.number("min_p", 0.0..=1.0)?.unwrap_or(defaults.min_p);
-        let repetition = fields.number("repetition_penalty", 0.01..=100.0)?.unwrap_or(defaults.repetition_penalty);
+        let repetition = fields.number("repetition_penalty", MIN_REPETITION..=MAX_REPETITION)?;
+        let repetition = repetition.unwrap_or(defaults.repetition_penalty);
+        let penalties = -MAX_PENALTY..=MAX_PENALTY;
         let mut max_tokens = None;
         for name in names.max_tokens {
             let given = fields.integer(name, names.least..=i64::from(u32::MAX))?.map(|n| n as u32);
@@ -152,8 +160,8 @@ impl Generation {
             top_p: top_p as f32,
             min_p: min_p as f32,
             repetition_penalty: repetition as f32,
-            presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0) as f32,
-            frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0) as f32,
+            presence_penalty: fields.number("presence_penalty", penalties.clone())?.unwrap_or(0.0) as f32,
+            frequency_penalty: fields.number("frequency_penalty", penalties)?.unwrap_or(0.0) as f32,
             seed: 0,
             top_logprobs: None,
             prompt_logprobs: None,
@@ -251,8 +259,8 @@ fn logit_bias(fields: &mut Fields, vocab: u32) -> Result<Vec<(TokenId, f32)>, Ap
     for (id, bias) in &entries {
         let id = token(&name, &Value::from(id.as_str()), vocab)?;
         let bias = real(bias).ok_or_else(|| ApiError::wrong_type(&name, "a map from token ids to numbers", bias))?;
-        if !(-100.0..=100.0).contains(&bias) {
-            let message = format!("`{name}` of token {id} must be between -100 and 100, got {bias}.");
+        if !(-MAX_BIAS..=MAX_BIAS).contains(&bias) {
+            let message = format!("`{name}` of token {id} must be between -{MAX_BIAS} and {MAX_BIAS}, got {bias}.");
             return Err(ApiError::value(&name, message));
         }
         biases.push((id, bias as f32));

@@ -6,7 +6,7 @@ use super::error::ApiError;
 use super::params::token;
 use crate::request::TokenId;
 
-const MAX_PROMPTS: usize = 256;
+pub(super) const MAX_PROMPTS: usize = 256;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {

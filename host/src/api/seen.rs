@@ -15,7 +15,7 @@ use crate::request::RequestSpec;
 pub struct Seen {
     record: Option<Arc<Record>>,
     names: Arc<[String]>,
-    /// Before the first choice was submitted.
+    /// Before the wait for a turn.
     submitted: Instant,
     /// Of the first choice.
     first: Option<Arc<RequestSpec>>,
@@ -31,7 +31,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Made right before the choices are submitted.
+    /// Made before the request waits for its turn.
     pub fn new(prompt_tokens: usize, per_prompt: usize, route: &Route) -> Self {
         Self {
             record: Record::current(),

@@ -12,7 +12,7 @@ use super::state::Route;
 use crate::request::TokenId;
 
 /// Longest name that a client gives a request.
-const MAX_NAME: usize = 256;
+pub(super) const MAX_NAME: usize = 256;
 
 /// Further fields of a choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

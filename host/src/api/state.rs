@@ -86,9 +86,12 @@ impl AppState {
         self.leaving.store(true, Ordering::Release);
     }
 
-    /// From now on `/ready` says no and new requests for answers are refused. Those admitted go on.
+    /// From now on `/ready` says no, and new requests for answers and reloads are refused. What was admitted goes on.
     pub fn start_draining(&self) {
         self.admissions.close();
+        if let Some(reload) = &self.reload {
+            reload.stop();
+        }
     }
 
     pub fn is_ready(&self) -> bool {

@@ -43,7 +43,7 @@ const REFUSED: &[Refused] = &[
 ];
 
 /// Accepted and without effect: they name the caller, or concern only what is refused above.
-const WITHOUT_EFFECT: &[&str] = &[
+pub(super) const WITHOUT_EFFECT: &[&str] = &[
     "user",
     "prompt_cache_key",
     "parallel_tool_calls",
@@ -65,6 +65,11 @@ pub const OPENAI_ONLY: &[&str] = &[
     "continue_final_message",
     "truncate_prompt_tokens",
 ];
+
+/// Names of the fields that no endpoint has.
+pub(super) fn refused_names() -> impl Iterator<Item = &'static str> {
+    REFUSED.iter().flat_map(|(names, ..)| *names).copied()
+}
 
 /// Refuse what is not built. Every object that an endpoint reads sampling fields from goes through here.
 pub fn refuse_unbuilt(fields: &mut Fields) -> Result<(), ApiError> {

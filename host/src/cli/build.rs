@@ -2,6 +2,8 @@
 
 mod routes;
 
+pub use routes::start_failure;
+
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -13,7 +15,7 @@ use super::progress::Progress;
 use super::select::Selection;
 use crate::api::SamplingDefaults;
 use crate::config::{self, Config, HubCache};
-use crate::engine::{CheckedNets, Engine, ModelSetup, RouteSetup};
+use crate::engine::{CheckedNets, Engine, Makers, ModelSetup, RouteSetup};
 use crate::policy::plugin::Plugin;
 use crate::policy::store::Store;
 use crate::request::{ModelId, TokenId};
@@ -50,6 +52,8 @@ pub struct Prepared {
     nets: Mutex<CheckedNets>,
     /// Where plugins come from, now and later.
     store: Arc<Mutex<Store>>,
+    /// Where its policies are tried.
+    makers: Makers,
 }
 
 /// Find and check all that the selection names, except for the weights.
@@ -69,6 +73,7 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
         route_nets: Vec::new(),
         nets: Mutex::default(),
         store: Arc::default(),
+        makers: Makers::default(),
         noise_keys,
         config,
     };

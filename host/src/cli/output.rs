@@ -17,12 +17,14 @@ pub struct Failure {
     pub message: String,
     /// Shown before it: whole lines, or nothing.
     pub details: String,
+    /// A plugin's hook does not come back.
+    pub hung: bool,
 }
 
 impl Failure {
     /// Something about the input.
     pub fn input(error: impl std::fmt::Display) -> Self {
-        Self { status: 2, message: error.to_string(), details: String::new() }
+        Self { status: 2, ..Self::work(error) }
     }
 
     /// The same, with `details` before the line.
@@ -32,14 +34,19 @@ impl Failure {
 
     /// Something that went wrong while working.
     pub fn work(error: impl std::fmt::Display) -> Self {
-        Self { status: 1, message: error.to_string(), details: String::new() }
+        Self { status: 1, message: error.to_string(), details: String::new(), hung: false }
+    }
+
+    /// A hook of a plugin does not come back.
+    pub fn hung(error: impl std::fmt::Display) -> Self {
+        Self { hung: true, ..Self::work(error) }
     }
 
     /// Standard output could not be written. A reader that has seen enough is no fault: it is ended
     /// quietly, with success.
     pub fn output(error: io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::BrokenPipe => Self { status: 0, message: String::new(), details: String::new() },
+            io::ErrorKind::BrokenPipe => Self { status: 0, ..Self::work("") },
             _ => Self::work(format!("standard output: {error}")),
         }
     }
@@ -54,6 +61,19 @@ impl Failure {
         let message = self.line();
         let word = if coloured { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
         (ExitCode::from(self.status), (self.status != 0).then(|| format!("{}{word} {message}\n", self.details)))
+    }
+}
+
+/// What to do about a file or directory that cannot be made. `give`: what to give in its place.
+pub fn unwritten(e: &io::Error, give: &str) -> String {
+    match e.kind() {
+        io::ErrorKind::NotFound => format!("its directory does not exist; make it, or {give}"),
+        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+            format!("a file is where a directory is needed; {give}")
+        }
+        io::ErrorKind::IsADirectory => format!("is a directory; {give}"),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => format!("may not be written; {give}"),
+        _ => format!("cannot be written ({e}); {give}"),
     }
 }
 
@@ -119,6 +139,26 @@ mod tests {
         assert_eq!(line, None);
         let (_, line) = Failure::output(io::ErrorKind::StorageFull.into()).report(false);
         assert!(line.is_some_and(|line| line.starts_with("error: standard output: ")));
+    }
+
+    #[test]
+    fn what_to_do_about_a_file_that_cannot_be_made() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("f");
+        let said = |error: io::Result<()>| unwritten(&error.unwrap_err(), "give another");
+        let made = |path: &std::path::Path| std::fs::File::create(path).map(drop);
+        assert_eq!(
+            said(made(&directory.path().join("none/f"))),
+            "its directory does not exist; make it, or give another"
+        );
+        assert_eq!(said(made(directory.path())), "is a directory; give another");
+        made(&file).unwrap();
+        let in_the_way = "a file is where a directory is needed; give another";
+        assert_eq!(said(made(&file.join("g"))), in_the_way);
+        assert_eq!(said(std::fs::create_dir_all(&file)), in_the_way);
+        assert_eq!(said(std::fs::create_dir_all(file.join("g"))), in_the_way);
+        let full = io::Error::from(io::ErrorKind::StorageFull);
+        assert_eq!(said(Err(full)), "cannot be written (no storage space); give another");
     }
 
     #[test]

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 
 use super::args::Serve;
-use super::build::Prepared;
+use super::build::{Prepared, start_failure};
 use super::front::{InForce, Secrets};
 use super::output::Failure;
 use super::serve::load;
 use crate::api::{Refused, Reloaded};
+use crate::config::Config;
 use crate::engine::{Engine, RouteChanges, StartError};
 use crate::request::ModelId;
 use crate::subserver::coordinator::Ladders;
@@ -28,16 +29,19 @@ pub struct Reloader {
 impl From<Failure> for Refused {
     fn from(failure: Failure) -> Self {
         match failure.status {
+            _ if failure.hung => Self::Hung(failure.line()),
             2 => Self::Config(failure.line()),
             _ => Self::Work(failure.line()),
         }
     }
 }
 
-/// `told` is what is said of `error`.
-fn refused(error: &StartError, told: Failure) -> Refused {
+/// What is said of `error`, which `config` has come to.
+fn refused(config: &Config, error: &StartError) -> Refused {
+    let told = start_failure(config, error);
     match error {
         StartError::AtStartOnly { .. } => Refused::Restart(told.line()),
+        StartError::Stopping => Refused::Stopping,
         _ => told.into(),
     }
 }
@@ -63,17 +67,18 @@ impl Reloader {
         let config = load(&self.arguments).map_err(Failure::input)?;
         let config = config.taken_over(&current.config).map_err(|e| Refused::Restart(e.to_string()))?;
         let secrets = Secrets::read(&config)?;
-        let next = current.with_config(config)?;
+        let next = current.with_config(config, self.engine.makers().clone())?;
         // A reload is the operator's word that a disabled route may be tried again.
         let served = self.engine.routes();
         let disabled: Vec<_> = served.iter().filter(|route| route.disabled().is_some()).collect();
         let disabled = |name: &str| disabled.iter().any(|route| route.name == name);
-        refuse_recorded(&current, &next, &next.changes(&current, disabled))?;
-        // Behind the routes nothing may fail.
-        self.engine.check_ladders(&ladders(&next)).map_err(Failure::work)?;
+        // What is made anew and stays the same is what the manifest of a recording lists.
+        refuse_recorded(&current, &next, &next.changes(&current, |_| false))?;
         let wanted = next.wanted(&current, disabled);
-        let routes = self.engine.set_routes(wanted).map_err(|error| refused(&error, next.start_failure(&error)))?;
-        let models = self.set_waits(&current, &next)?;
+        let ladders = (ladders(&current) != ladders(&next)).then(|| ladders(&next));
+        let routes = self.engine.set_routes_and_ladders(wanted, ladders);
+        let routes = routes.map_err(|error| refused(&next.config, &error))?;
+        let models = self.set_waits(&current, &next);
         self.config_sha256.store(Arc::new(next.config.sha256()));
         self.front.replace(secrets);
         *current = next;
@@ -81,10 +86,7 @@ impl Reloader {
     }
 
     /// Names of the models that wait otherwise from now on.
-    fn set_waits(&self, before: &Prepared, next: &Prepared) -> Result<Vec<String>, Failure> {
-        if ladders(before) != ladders(next) {
-            self.engine.set_ladders(ladders(next)).map_err(Failure::work)?;
-        }
+    fn set_waits(&self, before: &Prepared, next: &Prepared) -> Vec<String> {
         let (before, models) = (&before.config.models, &next.config.models);
         let mut changed = Vec::new();
         for (index, (old, new)) in before.iter().zip(models).enumerate() {
@@ -95,7 +97,7 @@ impl Reloader {
                 changed.push(new.name.clone());
             }
         }
-        Ok(changed)
+        changed
     }
 }
 
@@ -103,11 +105,10 @@ fn ladders(of: &Prepared) -> Ladders {
     of.config.models.iter().map(|model| model.min_batch.clone()).collect()
 }
 
-/// The manifest of a recording lists its routes, which hold for all of it: one that is made anew would leave it.
+/// The manifest of a recording lists its routes, which hold for all of it.
 fn refuse_recorded(before: &Prepared, next: &Prepared, changes: &RouteChanges) -> Result<(), Refused> {
     let RouteChanges { added, changed, removed, .. } = changes;
-    let recorded =
-        [("is new", added), ("has changed, or is disabled and to be tried again", changed), ("is gone", removed)];
+    let recorded = [("is new", added), ("has changed", changed), ("is gone", removed)];
     let recorded = recorded.iter().flat_map(|(what, names)| names.iter().map(move |name| (*what, name)));
     match recorded.into_iter().find(|(_, name)| before.config.records(name)) {
         None => Ok(()),
@@ -116,5 +117,33 @@ fn refuse_recorded(before: &Prepared, next: &Prepared, changes: &RouteChanges) -
              restart to change it",
             next.config.file.display()
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_refusal_has_its_kind() {
+        let text = "[models.m]\npath = \"m\"\n[routes.r]\nplugin = \"p\"\nmodels = [\"m\"]\n";
+        let config = Config::parse(text, "c.toml".as_ref(), &Default::default()).unwrap();
+        let kind = |error: StartError| refused(&config, &error);
+        let (route, model, message) = ("r".to_owned(), "m".to_owned(), "no".to_owned());
+        let (at, names) = ("c.toml:3: ", "route `r`, model `m`: no");
+        assert_eq!(
+            kind(StartError::Policy { route: route.clone(), model: model.clone(), message: message.clone() }),
+            Refused::Config(format!("{at}{names}"))
+        );
+        assert_eq!(
+            kind(StartError::AtStartOnly { route: route.clone(), model: model.clone(), message: message.clone() }),
+            Refused::Restart(format!("{at}{names}; restart the server"))
+        );
+        assert_eq!(
+            kind(StartError::NotTaken { route: route.clone(), model: model.clone(), message: message.clone() }),
+            Refused::Work(names.into())
+        );
+        assert_eq!(kind(StartError::Hung { route, model, message }), Refused::Hung(names.into()));
+        assert_eq!(kind(StartError::Stopping), Refused::Stopping);
     }
 }

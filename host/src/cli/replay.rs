@@ -2,18 +2,20 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
 use tokenrouter_plugin_api::net::WeightsInfo;
 use tokenrouter_plugin_api::{LogLevel, ModelDescription, Services, TokenId};
 
-use super::output::{Failure, write_stdout};
+use super::output::{Failure, unwritten, write_stdout};
 use super::plugin::{Roles, settings};
 use super::{build, select};
 use crate::config::{self, Config};
 use crate::engine::TokenText;
 use crate::policy::check::parse_roles;
+use crate::policy::monitor::Monitors;
 use crate::policy::plugin::Plugin;
 use crate::policy::{nets, validate_settings};
 use crate::replay::{self, Place, Report, Team, Trace};
@@ -30,7 +32,7 @@ Examples:
 A trace is a run of a recording ([record] in the configuration), or the output of
 `tokenrouter generate --json`. Policies that keep drafts cannot be replayed.
 
-Exit status is 0, 1 when the policy fails, and 2 when the input does not fit: a trace without a
+Exit status is 0, 1 when the policy fails or does not come back, and 2 when the input does not fit: a trace without a
 signal that the policy asks for, settings that its schema refuses.")]
 pub struct Replay {
     /// A run of a recording, or a file with an answer's JSON
@@ -52,6 +54,9 @@ pub struct Replay {
     /// small=slm,large=llm]
     #[arg(long, value_name = "MODELS", value_parser = parse_roles, conflicts_with = "config")]
     pub roles: Option<Roles>,
+    /// Seconds that a hook of the policy may take
+    #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub timeout: u64,
     /// Replay the requests of this route, where a recording has several
     #[arg(long, value_name = "NAME")]
     pub recorded: Option<String>,
@@ -98,36 +103,31 @@ impl Services for TraceServices {
 }
 
 pub fn run(arguments: &Replay) -> Result<(), Failure> {
-    let trace = replay::read(&arguments.trace, arguments.recorded.as_deref()).map_err(Failure::input)?;
+    let mut trace = replay::read(&arguments.trace, arguments.recorded.as_deref()).map_err(Failure::input)?;
+    if let Some(roles) = &arguments.roles {
+        check_roles(roles, &trace)?;
+    }
     let subject = match (&arguments.config, &arguments.route) {
         (Some(config), Some(route)) => configured(arguments, config, route)?,
         _ => given(arguments, &trace)?,
     };
     let Subject { plugin, settings, .. } = &subject;
+    validate_settings(plugin.policy.settings_schema(), settings).map_err(Failure::input)?;
+    trace.notes.extend(other_file(&trace, plugin));
+    let (monitors, subject, trace) = (Arc::<Monitors>::default(), Arc::new(subject), Arc::new(trace));
+    let work = {
+        let (monitors, subject, trace, configured) =
+            (monitors.clone(), subject.clone(), trace.clone(), arguments.config.is_some());
+        move || play(&subject, &trace, &monitors, configured)
+    };
+    let limit = Duration::from_secs(arguments.timeout);
+    let (played, reads_nets) = replay::within(limit, &monitors, work).map_err(Failure::work)??;
+    let mut notes = trace.notes.clone();
+    notes.extend(reads_nets.then(|| {
+        "Scores of router networks are the recorded ones: which weights gave them is not recorded.".to_owned()
+    }));
+    let Subject { plugin, .. } = &*subject;
     let policy = &plugin.policy;
-    validate_settings(policy.settings_schema(), settings).map_err(Failure::input)?;
-    let services: Vec<&dyn Services> = subject.services.iter().map(|services| services as &dyn Services).collect();
-    let place = Place {
-        route: &subject.route,
-        models: &subject.models,
-        entry: subject.entry,
-        vocab_size: subject.vocab_size,
-        eos: &subject.eos,
-        services: &services,
-    };
-    let team = || Team::new(&**policy, &settings.to_string(), &place, &trace);
-    let hint = |e: replay::TeamError| match (&e, &arguments.config) {
-        (replay::TeamError::Refused(_), None) => Failure::input(format!(
-            "{e} (--roles small=slm,large=llm names models and their roles; --config and --route give it settings, roles and \
-             tokenizers)"
-        )),
-        _ => Failure::input(e),
-    };
-    let (mut along, mut own) = (team().map_err(hint)?, team().map_err(hint)?);
-    let played = replay::play(&trace, &mut along, &mut own).map_err(|e| match e {
-        replay::PlayError::Failed(_) => Failure::work(e),
-        replay::PlayError::Unfollowed { .. } => Failure::input(e),
-    })?;
     let mut models: Vec<String> = subject.models.iter().map(|model| model.name.clone()).collect();
     let writers = trace.requests.iter().flat_map(|request| &request.writers);
     for writer in writers.map(|&writer| &trace.models[writer]) {
@@ -144,16 +144,74 @@ pub fn run(arguments: &Replay) -> Result<(), Failure> {
         trace: trace.source.clone(),
         models,
         played: &played,
-        notes: &trace.notes,
+        notes: &notes,
         text: &text,
     };
     if let Some(path) = &arguments.csv {
         let named = |e: &dyn std::fmt::Display| Failure::work(format!("--csv {}: {e}", path.display()));
-        let file = std::fs::File::create(path).map_err(|e| named(&e))?;
-        report.csv(file).map_err(|e| named(&e))?;
+        let file = std::fs::File::create(path).map_err(|e| named(&unwritten(&e, "give another file")))?;
+        report.csv(file).map_err(|e| named(&format!("cannot be written ({e}); give another file")))?;
     }
     let shown = if arguments.json { format!("{:#}\n", report.json()) } else { report.table() };
     write_stdout(&shown)
+}
+
+/// The policy along the recorded course, and on its own; with whether it reads scores of router networks.
+fn play(
+    subject: &Subject,
+    trace: &Trace,
+    monitors: &Monitors,
+    configured: bool,
+) -> Result<(Vec<replay::Played>, bool), Failure> {
+    let services: Vec<&dyn Services> = subject.services.iter().map(|services| services as &dyn Services).collect();
+    let place = Place {
+        route: &subject.route,
+        models: &subject.models,
+        entry: subject.entry,
+        vocab_size: subject.vocab_size,
+        eos: &subject.eos,
+        services: &services,
+        monitors,
+    };
+    let team = || Team::new(&*subject.plugin.policy, &subject.settings.to_string(), &place, trace);
+    let hint = |e: replay::TeamError| match &e {
+        replay::TeamError::Refused(_) if !configured => Failure::input(format!(
+            "{e} (--roles small=slm,large=llm names models and their roles; --config and --route give it settings, roles and \
+             tokenizers)"
+        )),
+        _ => Failure::input(e),
+    };
+    let (mut along, mut own) = (team().map_err(hint)?, team().map_err(hint)?);
+    let played = replay::play(trace, &mut along, &mut own).map_err(|e| match e {
+        replay::PlayError::Failed(_) => Failure::work(e),
+        replay::PlayError::Unfollowed { .. } => Failure::input(e),
+    })?;
+    Ok((played, own.reads_nets()))
+}
+
+/// A role for a model that the trace does not have is a slip, unless every model of an answer has its role: a model
+/// that wrote nothing there is not in its JSON.
+fn check_roles(roles: &Roles, trace: &Trace) -> Result<(), Failure> {
+    let known = |name: &String| trace.models.contains(name);
+    let all_there = trace.models.iter().all(|model| roles.iter().any(|role| role.name == *model));
+    match roles.iter().find(|role| !known(&role.name)) {
+        Some(role) if trace.route.is_some() || !all_there => Err(Failure::input(format!(
+            "--roles: there is no model `{}` in {}; it has {}",
+            role.name,
+            trace.source,
+            trace.models.join(", ")
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What is to be known where another file is replayed than was recorded.
+fn other_file(trace: &Trace, plugin: &Plugin) -> Option<String> {
+    let recorded = trace.plugin.as_ref().filter(|recorded| recorded.sha256 != plugin.sha256)?;
+    let short = |digest: &str| digest.chars().take(12).collect::<String>();
+    let (name, version) = (&recorded.name, &recorded.version);
+    let [was, is] = [&recorded.sha256, &plugin.sha256].map(|digest| short(digest));
+    Some(format!("Recorded with {name} {version} (SHA-256 {was}...), not with this file ({is}...)."))
 }
 
 /// The policy of `--plugin`, at the models of `--roles` or of the trace.
@@ -207,4 +265,54 @@ fn configured(arguments: &Replay, file: &Path, name: &str) -> Result<Subject, Fa
         subject.services.push(TraceServices { text: Some(text), directory: route.directory.clone() });
     }
     Ok(subject)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace(recorded: bool) -> Trace {
+        let described = |name: &str| ModelDescription { name: name.into(), role: name.into() };
+        let models = ["small", "large"];
+        Trace {
+            source: "run: route r".into(),
+            route: recorded.then(|| (models.map(described).into(), 0)),
+            models: models.map(str::to_owned).into(),
+            ..Trace::default()
+        }
+    }
+
+    #[test]
+    fn roles_are_for_models_that_are_there() {
+        let check = |roles: &str, recorded| check_roles(&parse_roles(roles).unwrap(), &trace(recorded));
+        for recorded in [false, true] {
+            assert_eq!(check("large=slm,small=llm", recorded), Ok(()));
+            assert_eq!(check("small=slm", recorded), Ok(()));
+            let error = check("small=slm,larg=llm", recorded).unwrap_err();
+            let says = "--roles: there is no model `larg` in run: route r; it has small, large";
+            assert_eq!((error.status, &*error.message), (2, says));
+        }
+        // It may have written nothing in an answer, but a recording lists it.
+        assert_eq!(check("small=slm,large=llm,third=x", false), Ok(()));
+        assert!(check("small=slm,large=llm,third=x", true).is_err());
+    }
+
+    #[test]
+    fn another_file_than_the_recorded_one_is_told() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins/rstitch/rstitch.wat");
+        let plugin = Plugin::load(&path, None).unwrap();
+        let recorded = |sha256: &str| {
+            let (name, version) = ("rstitch".to_owned(), "0.1.0".to_owned());
+            let plugin = crate::record::Plugin { name, version, sha256: sha256.to_owned() };
+            Trace { plugin: Some(plugin), ..trace(true) }
+        };
+        assert_eq!(other_file(&trace(false), &plugin), None);
+        assert_eq!(other_file(&recorded(&plugin.sha256), &plugin), None);
+        let told = other_file(&recorded(&"0".repeat(64)), &plugin).unwrap();
+        let this = &plugin.sha256[..12];
+        assert_eq!(
+            told,
+            format!("Recorded with rstitch 0.1.0 (SHA-256 000000000000...), not with this file ({this}...).")
+        );
+    }
 }

@@ -289,7 +289,7 @@ fn messages_about_models() {
         ("max_rows = 0", "models.m.max_rows = 0: must be from 1 to 65536"),
         ("multiprocessors = 0", "models.m.multiprocessors = 0: must be from 1 to 1024"),
         ("context = 0", "models.m.context = 0: must be from 1 to 1073741824"),
-        ("path = 'again'", "not valid TOML: duplicate key"),
+        ("path = 'again'", "not valid TOML: `path` is given twice; leave one of them"),
     ] {
         assert_eq!(fault(line), format!("dir/t.toml:3: {message}"));
     }
@@ -410,7 +410,7 @@ fn messages_about_routes() {
             "[routes.small]\nplugin = 'p'",
             "6: [routes.small]: a model has this name and is a route by itself; choose another name",
         ),
-        ("[routes.r]\nplugin = 'p'\n[routes.r]", "8: not valid TOML: duplicate key"),
+        ("[routes.r]\nplugin = 'p'\n[routes.r]", "8: not valid TOML: `r` is given twice; leave one of them"),
     ] {
         assert_eq!(more(text), format!("dir/t.toml:{message}"));
     }

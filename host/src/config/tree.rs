@@ -6,6 +6,7 @@ use std::ops::Range;
 use toml::de::{DeTable, DeValue};
 
 use super::error::{Fault, Origin, suggestion};
+use crate::plain::short;
 
 /// A value and where it was written.
 #[derive(Clone, Debug)]
@@ -41,7 +42,10 @@ pub fn parse(text: &str) -> Result<Node, Fault> {
     let lines = Lines::new(text);
     let table = DeTable::parse(text).map_err(|e| Fault {
         origin: e.span().map(|s| lines.origin(&s)),
-        message: format!("not valid TOML: {}", e.message().split_whitespace().collect::<Vec<_>>().join(" ")),
+        message: match e.span().and_then(|span| text.get(span)).filter(|_| e.message() == "duplicate key") {
+            Some(key) => format!("not valid TOML: `{}` is given twice; leave one of them", short(key)),
+            None => format!("not valid TOML: {}", e.message().split_whitespace().collect::<Vec<_>>().join(" ")),
+        },
     })?;
     let span = table.span();
     Ok(Node { value: table_value(&lines, table.get_ref())?, origin: lines.origin(&span) })
@@ -130,7 +134,7 @@ impl Node {
             Value::Array(items) => format!("[{}]", items.iter().map(Node::shown).collect::<Vec<_>>().join(", ")),
             Value::Table(_) => "{…}".into(),
         };
-        if text.chars().count() > 60 { text.chars().take(59).chain(['…']).collect() } else { text }
+        short(&text)
     }
 }
 

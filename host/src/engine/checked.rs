@@ -101,7 +101,7 @@ mod tests {
     use tokenrouter_plugin_api::{Context, Decision, Policy, PolicyError, Requirements, RouteBatch};
 
     use super::*;
-    use crate::engine::{OnError, TokenText, check_route};
+    use crate::engine::{Makers, OnError, TokenText, check_route};
     use crate::policy::Linked;
     use crate::policy::monitor::DEFAULT_BUDGET;
     use crate::request::TokenId;
@@ -155,7 +155,8 @@ mod tests {
     fn weights_are_read_once() {
         let infos = [0, 1].map(|m| SimulatedRunner::new(&format!("m{m}"), m, 50, 64).info().clone());
         let texts = [0, 1].map(|_| Arc::new(NoText) as Arc<dyn TokenText>);
-        let check = |route: &RouteSetup, checked: &mut _| check_route(route, &texts, &infos, checked);
+        let check =
+            |route: &RouteSetup, checked: &mut _| check_route(route, &texts, &infos, checked, &Makers::default());
         let dir = tempfile::tempdir().unwrap();
         let width = infos[0].hidden_size as usize;
         let (weight, bias) = (vec![0; 4 * width], [0; 4]);

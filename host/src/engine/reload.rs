@@ -1,7 +1,8 @@
 //! Other routes for an engine at work. New ones are made whole beside the old before anything changes.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use serde::Serialize;
@@ -9,13 +10,17 @@ use serde::Serialize;
 use super::keeper::RouteState;
 use super::routes::{Loader, attach, describe, policy_fault};
 use super::table::{Routes, ServedRoute};
-use super::{Engine, RouteInfo, RouteSetup, Shared, StartError};
+use super::{Engine, Makers, RouteInfo, RouteSetup, Shared, StartError};
 use crate::request::{ModelId, RouteId};
 use crate::runner::net::{NetId, ReadyNet};
+use crate::subserver::coordinator::Ladders;
 use crate::subserver::{Attach, Message};
 
-/// A model comes to its inbox after each step. One that has not for so long hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// A model comes to its inbox after each step. One that has not for so long hangs, and so does a policy that is not
+/// made by then.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// How often a model that is waited for is looked at.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A route that is to be served.
 pub enum Wanted {
@@ -72,9 +77,23 @@ impl Engine {
     /// belongs to routes that are no longer served goes with their last request. One change at a time: others
     /// wait. Policies are made and nets loaded on the caller's thread.
     pub fn set_routes(&self, wanted: Vec<Wanted>) -> Result<RouteChanges, StartError> {
+        self.set_routes_and_ladders(wanted, None)
+    }
+
+    /// [`Self::set_routes`] and, where there are some, other ladders: both or neither.
+    pub fn set_routes_and_ladders(
+        &self,
+        wanted: Vec<Wanted>,
+        ladders: Option<Ladders>,
+    ) -> Result<RouteChanges, StartError> {
+        // Behind the routes nothing may fail.
+        ladders.as_ref().map_or(Ok(()), |ladders| self.check_ladders(ladders))?;
         // Nothing is half done where a panic may come from.
         let _turn = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &self.shared;
+        if shared.stopping.load(Ordering::Acquire) {
+            return Err(StartError::Stopping);
+        }
         let before = shared.table.load_full();
         let (alone, routed): (Vec<_>, Vec<_>) = before.iter().cloned().partition(|route| route.policy.is_none());
         let mut changes = RouteChanges::default();
@@ -105,17 +124,26 @@ impl Engine {
         served.extend(alone);
         self.attach_all(std::mem::take(&mut change.brought))?;
         change.entered.clear();
+        for new in &served {
+            if let Some(old) = routed.iter().find(|old| old.name == new.name && old.id != new.id) {
+                shared.observe(|observer| observer.replaced(old.id, new.id));
+            }
+        }
         shared.tell_coordinator();
         let mut registry = shared.registry();
         registry.serve(&served);
         shared.table.store(Arc::new(Routes(served)));
         drop(registry);
+        ladders.map_or(Ok(()), |ladders| self.set_ladders(ladders))?;
         Ok(changes)
     }
 
     /// Make `setup` at all its models.
     fn bring(&self, setup: &RouteSetup, change: &mut Change<'_>) -> Result<Arc<ServedRoute>, StartError> {
         let Change { shared, loader, brought, entered } = change;
+        for &(model, _) in &setup.models {
+            self.refuse_hung(&setup.name, model)?;
+        }
         let route = shared.registry().enter(describe(setup, &shared.models)?, &shared.upkeep);
         entered.push(route.id);
         for &(model, _) in &setup.models {
@@ -147,7 +175,7 @@ impl Engine {
                     nets.push((id, ready));
                     Ok(id)
                 },
-                &self.monitors,
+                &self.makers,
             )?;
             if let Some(attachment) = attachment {
                 let (sender, done) = bounded(1);
@@ -167,7 +195,14 @@ impl Engine {
             awaited.push((route, model, done));
         }
         for (route, model, done) in awaited {
-            let message = match done.recv_timeout(PATIENCE) {
+            let end = Instant::now() + PATIENCE;
+            let answer = loop {
+                match done.recv_deadline(end.min(Instant::now() + LOOK)) {
+                    Err(RecvTimeoutError::Timeout) if Instant::now() < end => self.refuse_hung(&route, model)?,
+                    answer => break answer,
+                }
+            };
+            let message = match answer {
                 // A model whose thread has ended fails what needs it, whatever its routes.
                 Ok(Ok(())) | Err(RecvTimeoutError::Disconnected) => continue,
                 Ok(Err(message)) => message,
@@ -179,6 +214,26 @@ impl Engine {
             return Err(StartError::NotTaken { route, model, message });
         }
         Ok(())
+    }
+
+    /// A model that stands still takes no route.
+    fn refuse_hung(&self, route: &str, model: ModelId) -> Result<(), StartError> {
+        let model = self.shared.models.get(model.index()).map_or("", |info| &*info.name);
+        let Some(hung) = self.hung_hooks().into_iter().find(|hung| hung.names.model == model) else { return Ok(()) };
+        let message = format!(
+            "hook `{}` of plugin `{}` (route `{}`) has not come back for {} s, and the model takes no route until it does; \
+             if it goes on, restart the server",
+            hung.hook.name(),
+            hung.names.plugin,
+            hung.names.route,
+            hung.lasted.as_secs()
+        );
+        Err(StartError::Hung { route: route.to_owned(), model: model.to_owned(), message })
+    }
+
+    /// Where the policies of the next change are made: for checks of it.
+    pub fn makers(&self) -> &Makers {
+        &self.makers
     }
 
     /// How long `model` waits from now on: at all, and for other models.

@@ -1,15 +1,15 @@
 //! Routes at their models: policy instances with their nets, made and checked.
 
 use std::cell::Cell;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokenrouter_plugin_api::net::{self, WeightsInfo};
 use tokenrouter_plugin_api::{Context, LogLevel, ModelDescription, Services};
 
-use super::patience::told_of;
+use super::patience::{Made as MadeOf, Makers, NotMade};
 use super::{CheckedNets, RouteInfo, RouteSetup, StartError, TokenText};
-use crate::policy::monitor::{Monitors, Names};
+use crate::policy::monitor::Names;
 use crate::policy::{PolicyInstance, nets, said};
 use crate::request::{ModelId, TokenId};
 use crate::runner::ModelInfo;
@@ -17,11 +17,11 @@ use crate::runner::net::{MakeReady, Net, NetDigest, NetId};
 use crate::subserver::Attachment;
 
 /// Policies' services, for one model.
-struct PolicyServices<'a> {
-    text: &'a dyn TokenText,
-    route: &'a str,
+struct PolicyServices {
+    text: Arc<dyn TokenText>,
+    route: String,
     /// Where relative paths of weights start.
-    weights: &'a Path,
+    weights: PathBuf,
     /// Lines that were logged.
     lines: Cell<u32>,
 }
@@ -29,7 +29,7 @@ struct PolicyServices<'a> {
 /// Lines of one instance that reach the log; of the others it is told that there are some.
 const MOST_LINES: u32 = 100;
 
-impl Services for PolicyServices<'_> {
+impl Services for PolicyServices {
     fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>> {
         self.text.token_bytes(id)
     }
@@ -37,10 +37,10 @@ impl Services for PolicyServices<'_> {
         self.text.token_id(text)
     }
     fn weights(&self, path: &str) -> Result<WeightsInfo, String> {
-        nets::describe(self.weights, path)
+        nets::describe(&self.weights, path)
     }
     fn log(&self, level: LogLevel, message: &str) {
-        let route = self.route;
+        let route = &*self.route;
         let line = self.lines.replace(self.lines.get().saturating_add(1));
         if line >= MOST_LINES {
             if line == MOST_LINES {
@@ -103,8 +103,9 @@ struct Made {
 fn make(
     route: &RouteSetup,
     model: ModelId,
-    text: &dyn TokenText,
+    text: &Arc<dyn TokenText>,
     infos: &[ModelInfo],
+    makers: &Makers,
 ) -> Result<Option<Made>, StartError> {
     let Some(own) = route.models.iter().position(|&(m, _)| m == model) else { return Ok(None) };
     let info = &infos[model.index()];
@@ -114,18 +115,29 @@ fn make(
         .iter()
         .map(|(m, role)| ModelDescription { name: infos[m.index()].name.clone(), role: role.clone() })
         .collect();
-    let services = PolicyServices { text, route: &route.name, weights: &route.directory, lines: Cell::new(0) };
-    let context = Context {
-        route: &route.name,
-        model: own as u32,
-        models: &described,
-        entry: route.entry as u32,
-        vocab_size: shared_vocabulary(route, infos),
-        eos: &info.eos,
-        services: &services,
+    let services = PolicyServices {
+        text: text.clone(),
+        route: route.name.clone(),
+        weights: route.directory.clone(),
+        lines: Cell::new(0),
+    };
+    let (factory, settings, eos) = (route.policy.clone(), route.settings.clone(), info.eos.clone());
+    let (entry, vocab_size) = (route.entry as u32, shared_vocabulary(route, infos));
+    let create = move || {
+        let context = Context {
+            route: &services.route,
+            model: own as u32,
+            models: &described,
+            entry,
+            vocab_size,
+            eos: &eos,
+            services: &services,
+        };
+        factory.create(&context, &settings)
     };
     let names = Names { route: route.name.clone(), model: info.name.clone(), plugin: route.policy.name().to_owned() };
-    let policy = told_of(names, || route.policy.create(&context, &route.settings)).map_err(|e| {
+    let made = makers.make(&names, MadeOf::of(&*route.policy, &route.settings), create);
+    let policy = made.map_err(|why| not_made(names, why))?.map_err(|e| {
         // What `create` says is for the operator; a panic is not of its choosing.
         let refused = e.hook == "create" && !e.message.starts_with("panicked");
         error(if refused { format!("policy `{}` refuses to start: {}", e.plugin, e.message) } else { e.to_string() })
@@ -164,6 +176,24 @@ fn make(
     Ok(Some(Made { own, policy }))
 }
 
+fn not_made(names: Names, why: NotMade) -> StartError {
+    match why {
+        NotMade::Hung(Names { route, model, plugin }, lasted) => {
+            let message = format!(
+                "hook `create` of plugin `{plugin}` has not come back for {} s; nothing is changed, and reloads that need \
+                 it are refused until it does; take out the route, mend its plugin or settings, or restart the server",
+                lasted.as_secs()
+            );
+            StartError::Hung { route, model, message }
+        }
+        NotMade::NoThread(e) => {
+            let Names { route, model, .. } = names;
+            let message = format!("the thread that makes its policy cannot be started: {e}");
+            StartError::NotTaken { route, model, message }
+        }
+    }
+}
+
 /// Token ids below this are known to every model of the route.
 fn shared_vocabulary(route: &RouteSetup, infos: &[ModelInfo]) -> u32 {
     route.models.iter().map(|(m, _)| infos[m.index()].vocab_size).min().unwrap_or_default()
@@ -178,12 +208,13 @@ pub fn check_route(
     texts: &[Arc<dyn TokenText>],
     infos: &[ModelInfo],
     checked: &mut CheckedNets,
+    makers: &Makers,
 ) -> Result<Vec<NetDigest>, StartError> {
     describe(route, infos)?;
     let mut nets = Vec::new();
     for (index, (text, info)) in texts.iter().zip(infos).enumerate() {
         let model = ModelId(index as u32);
-        let Some(made) = make(route, model, &**text, infos)? else { continue };
+        let Some(made) = make(route, model, text, infos, makers)? else { continue };
         for net in &made.policy.requirements().nets {
             nets.push(checked.check(route, net, model, info).map_err(policy_fault(route, info))?);
         }
@@ -208,9 +239,9 @@ pub(super) fn attach(
     place: &ModelPlace,
     infos: &[ModelInfo],
     load: &mut dyn FnMut(&net::Net) -> Result<NetId, StartError>,
-    monitors: &Monitors,
+    makers: &Makers,
 ) -> Result<Option<Attachment>, StartError> {
-    let Some(Made { own, policy }) = make(route, model, &*place.text, infos)? else { return Ok(None) };
+    let Some(Made { own, policy }) = make(route, model, &place.text, infos, makers)? else { return Ok(None) };
     let info = &infos[model.index()];
     let nets = policy.requirements().nets.iter().map(load).collect::<Result<_, _>>()?;
     // What some model of the route does not know must not be sampled by any.
@@ -221,7 +252,7 @@ pub(super) fn attach(
     let models = route.models.iter().map(|&(m, _)| m).collect();
     let attachment = Attachment::new(&route.name, Some(policy), models, own as u32, route.on_error, &excluded);
     let names = Names { route: route.name.clone(), model: info.name.clone(), plugin: route.policy.name().to_owned() };
-    Ok(Some(attachment.with_nets(nets).watched(monitors.add(names, route.budget))))
+    Ok(Some(attachment.with_nets(nets).watched(makers.monitors.add(names, route.budget))))
 }
 
 /// The nets that were read for one start or one change of routes. Routes that describe the same net for a model

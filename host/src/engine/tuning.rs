@@ -40,7 +40,7 @@ impl Engine {
     }
 
     /// Whether [`Self::set_ladders`] takes them.
-    pub fn check_ladders(&self, ladders: &[Vec<u32>]) -> Result<(), LadderError> {
+    pub(super) fn check_ladders(&self, ladders: &[Vec<u32>]) -> Result<(), LadderError> {
         self.shared.coordinator.check(ladders)
     }
 

@@ -34,7 +34,7 @@ pub(super) fn start(monitors: Arc<Monitors>) -> Result<Thread, StartError> {
     let body = move || {
         let mut watchdog = Watchdog::default();
         while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-            let look = watchdog.look(&monitors.list(), zero.elapsed());
+            let look = watchdog.look(&monitors.watched(), zero.elapsed());
             tell(&look);
             if let Some(hung) = monitors.fatal(&look.hung) {
                 log_abort(hung);
@@ -51,7 +51,9 @@ pub(super) fn start(monitors: Arc<Monitors>) -> Result<Thread, StartError> {
 }
 
 fn tell(look: &Look) {
-    for Hung { names, hook, step, lasted } in &look.began {
+    // Whoever waits for an instance tells of it.
+    let told = |hung: &&Hung| hung.hook != Hook::Create;
+    for Hung { names, hook, step, lasted } in look.began.iter().filter(told) {
         let (plugin, route, model) = (&names.plugin, &names.route, &names.model);
         if *hook == Hook::Drop {
             tracing::error!(
@@ -75,7 +77,7 @@ fn tell(look: &Look) {
              end it"
         );
     }
-    for Hung { names, hook, step, lasted } in &look.ended {
+    for Hung { names, hook, step, lasted } in look.ended.iter().filter(told) {
         let (plugin, route, model) = (&names.plugin, &names.route, &names.model);
         let (hook, seconds) = (hook.name(), lasted.as_secs_f64());
         tracing::warn!(plugin, route, model, hook, step, seconds, "the hook has come back");

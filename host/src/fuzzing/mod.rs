@@ -6,13 +6,15 @@ mod nets;
 mod policies;
 #[cfg(test)]
 mod replay;
+mod replays;
 mod tables;
 mod texts;
 
 use std::path::PathBuf;
 
-pub use nets::{net_description, safetensors_nets, torch_file, torch_pickle};
-pub use policies::{elf_gate, wasm_loader, wasm_manifest};
+pub use nets::{net_description, nets_toml, safetensors_nets, torch_file, torch_pickle};
+pub use policies::{elf_gate, wasm_loader, wasm_manifest, wat_text};
+pub use replays::{replay_answer, replay_recording};
 pub use tables::{config_toml, model_config, plan_toml, trace_files};
 pub use texts::{chat_template, http_body, structured_form, text_tokens};
 

@@ -1,5 +1,6 @@
 //! Router networks: weights files and what plugins describe.
 
+use std::collections::BTreeMap;
 use std::io::{Cursor, Write};
 use std::path::Path;
 
@@ -8,7 +9,8 @@ use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
 use super::{one_line, scratch};
-use crate::policy::nets::{WeightsFile, build};
+use crate::config::Config;
+use crate::policy::nets::{HostNet, WeightsFile, build, written};
 use crate::runner::ModelInfo;
 use crate::runner::cpu::nets::try_out;
 
@@ -121,11 +123,38 @@ pub fn net_description(bytes: &[u8]) {
             break;
         }
     }
+    described(&net, 1 + u32::from(hidden % 8), 1 + u32::from(vocab % 16));
+}
+
+/// Keys of `[routes.r]`: what its `nets` describe has as many nodes as were written, and runs or is refused.
+pub fn nets_toml(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let route = format!("[models.m]\npath = 'm'\n[routes.r]\nplugin = 'p'\nmodels = ['m']\n{text}\n");
+    let config = match Config::parse(&route, Path::new("c.toml"), &BTreeMap::new()) {
+        Ok(config) => config,
+        Err(error) => return one_line(&error.to_string()),
+    };
+    let Some((table, origin)) = &config.routes[0].nets else { return };
+    let nets = match written(table) {
+        Ok(nets) => nets,
+        Err(error) => return one_line(&config.error(origin, format!("routes.r.nets{error}")).to_string()),
+    };
+    for HostNet { net, .. } in nets {
+        let nodes = table[&net.name]["nodes"].as_array().map_or(0, Vec::len);
+        assert_eq!(net.nodes.len(), nodes, "{net:?}");
+        if nodes <= NODES {
+            described(&net, 4, 8);
+        }
+    }
+}
+
+/// Try `net` over the made-up tensors.
+fn described(net: &Description, hidden: u32, vocab: u32) {
     thread_local! {
         static FILE: std::path::PathBuf = scratch("tensors.safetensors", &tensors());
     }
     let mut file = FILE.with(|path| WeightsFile::open(path)).expect("a weights file");
-    run(&net, &mut file, &model(1 + u32::from(hidden % 8), 1 + u32::from(vocab % 16)));
+    run(net, &mut file, &model(hidden, vocab));
 }
 
 /// Tensors whose names are their shapes, `1x1` to `8x8` and `1` to `8`, a table of 16 tokens, and what a

@@ -9,7 +9,7 @@ use crate::cli::plugin::inspect;
 use crate::policy::native::gate;
 use crate::policy::wasm::compile::CompileError;
 use crate::policy::wasm::manifest::Manifest;
-use crate::policy::wasm::{Reason, WasmPlugin};
+use crate::policy::wasm::{Reason, WasmPlugin, text};
 use crate::policy::{PolicyFactory, PolicyInstance, validate_settings};
 
 /// A library: what passes the gate says what it is in words that can be printed, and `plugin inspect`
@@ -35,7 +35,18 @@ pub fn elf_gate(bytes: &[u8]) {
 
 /// A module: refused in one short line, or compiled in time; then it decides or fails, within its limits.
 pub fn wasm_loader(bytes: &[u8]) {
-    let plugin = match WasmPlugin::from_bytes(bytes.to_vec(), None) {
+    loaded(WasmPlugin::from_bytes(bytes.to_vec(), None));
+}
+
+/// WebAssembly text: translated or refused in one short line, then as any module.
+pub fn wat_text(bytes: &[u8]) {
+    if bytes.len() as u64 <= text::MAX_BYTES {
+        loaded(WasmPlugin::from_text(bytes, None));
+    }
+}
+
+fn loaded(plugin: Result<WasmPlugin, Reason>) {
+    let plugin = match plugin {
         Ok(plugin) => plugin,
         Err(reason) => {
             let bounded = !matches!(reason, Reason::Compile(CompileError::TooSlow | CompileError::Failed));

@@ -96,7 +96,10 @@ targets! {
     http_body 2000
     model_config 3000
     net_description 2000
+    nets_toml 2000
     plan_toml 3000
+    replay_answer 1500
+    replay_recording 1500
     safetensors_nets 1500
     structured_form 400
     text_tokens 1000
@@ -105,4 +108,5 @@ targets! {
     trace_files 3000
     wasm_loader 200
     wasm_manifest 1500
+    wat_text 300
 }

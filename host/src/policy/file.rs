@@ -16,8 +16,8 @@ pub enum FileError {
     Io(#[from] std::io::Error),
     #[error("is {0}, not a regular file; give the path of the plugin's file")]
     NotRegular(&'static str),
-    #[error("has {bytes} bytes, more than the {most} allowed; strip its debug information")]
-    TooLarge { bytes: u64, most: u64 },
+    #[error("has {bytes} bytes, more than the {most} allowed; {remedy}")]
+    TooLarge { bytes: u64, most: u64, remedy: &'static str },
     #[error("sha256 is `{0}` in the configuration; give 64 hexadecimal digits, as sha256sum prints them")]
     BadPin(String),
     #[error(
@@ -26,8 +26,9 @@ pub enum FileError {
     Pin { actual: String, wanted: String },
 }
 
-/// The content of the file at `path`, of at most `most` bytes, and what the system knows of the file.
-pub fn read(path: &Path, most: u64) -> Result<(Vec<u8>, Metadata), FileError> {
+/// The content of the file at `path`, of at most `most` bytes, and what the system knows of the file. `remedy`: what
+/// makes a larger one smaller.
+pub fn read(path: &Path, most: u64, remedy: &'static str) -> Result<(Vec<u8>, Metadata), FileError> {
     let kind = |e: std::io::Error| if e.kind() == std::io::ErrorKind::NotFound { FileError::Missing } else { e.into() };
     regular(&std::fs::metadata(path).map_err(kind)?)?;
     // Another file may stand here by now: opening must not wait, and what was opened is looked at again.
@@ -39,7 +40,7 @@ pub fn read(path: &Path, most: u64) -> Result<(Vec<u8>, Metadata), FileError> {
         file.take(most + 1).read_to_end(&mut content)?;
     }
     let bytes = found.len().max(content.len() as u64);
-    if bytes > most { Err(FileError::TooLarge { bytes, most }) } else { Ok((content, found)) }
+    if bytes > most { Err(FileError::TooLarge { bytes, most, remedy }) } else { Ok((content, found)) }
 }
 
 fn regular(found: &Metadata) -> Result<(), FileError> {
@@ -52,6 +53,9 @@ fn regular(found: &Metadata) -> Result<(), FileError> {
         () => "a device",
     }))
 }
+
+/// For files of compilers.
+pub const STRIP: &str = "strip its debug information";
 
 /// SHA-256 of `bytes` in hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {

@@ -7,11 +7,14 @@ use super::native::NativePlugin;
 use super::nets::HostNet;
 use super::wasm::WasmPlugin;
 use super::{PolicyFactory, native, wasm};
+use crate::plain::short;
 
 /// No directory has the plugin.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
-    #[error("plugin `{0}` is not a bare name; give a path with a `/`, or a name of letters, digits, `-` and `_`")]
+    #[error(
+        "plugin `{0}` is not a bare name; give a path with a `/`, or a name of at most {MAX_NAME} letters, digits, `-` and `_`"
+    )]
     NotBare(String),
     #[error("plugin `{name}` cannot be found: plugin_dirs is empty; add the directory that holds {file}")]
     NoDirectories { name: String, file: String },
@@ -23,6 +26,9 @@ fn list(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
+/// Longest bare name: its file has a name of at most 255 bytes.
+const MAX_NAME: usize = 200;
+
 /// Whether the file's name says that it is a WASM policy, as a module or as text.
 pub fn is_module(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "wasm" || extension == "wat")
@@ -33,8 +39,11 @@ pub fn is_module(path: &Path) -> bool {
 pub fn find(name: &str, plugin_dirs: &[PathBuf]) -> Result<PathBuf, FindError> {
     let stem = name.strip_suffix(".wasm").or_else(|| name.strip_suffix(".wat"));
     let bare = stem.unwrap_or(name);
-    if bare.is_empty() || !bare.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
-        return Err(FindError::NotBare(name.to_owned()));
+    if bare.is_empty()
+        || bare.len() > MAX_NAME
+        || !bare.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    {
+        return Err(FindError::NotBare(short(name)));
     }
     // Cargo names libraries with `_`.
     let file = if stem.is_some() { name.to_owned() } else { format!("lib{}.so", name.replace('-', "_")) };
@@ -96,5 +105,20 @@ impl Plugin {
             let (version, sha256) = (plugin.version().to_owned(), plugin.sha256().to_owned());
             Ok(Self { policy: Arc::new(plugin), version, path: path.to_owned(), sha256 })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_name_is_cut() {
+        for name in ["x".repeat(200_000), "a/".repeat(100_000)] {
+            let error = find(&name, &[PathBuf::from("d")]).unwrap_err().to_string();
+            assert!(error.len() < 300 && error.contains("…` is not a bare name; give a path"), "{error}");
+        }
+        let longest = "x".repeat(MAX_NAME);
+        assert!(matches!(find(&longest, &[PathBuf::from("d")]), Err(FindError::NotFound { .. })));
     }
 }

@@ -1,6 +1,7 @@
 //! The observer: evaluations into batches for the writer, requests into lines.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
 use crossbeam_channel::{Sender, TrySendError};
@@ -34,6 +35,8 @@ pub struct Recorder {
     settings: Settings,
     run: u32,
     routes: Vec<RecordedRoute>,
+    /// Routes that took the place of one of the manifest.
+    renewed: RwLock<BTreeMap<RouteId, RouteId>>,
     /// By model; each is used by its model's thread alone until the end.
     slots: Vec<Mutex<Slot>>,
     requests: Mutex<OpenRequests>,
@@ -73,10 +76,10 @@ impl Slot {
         std::mem::replace(&mut self.batch, Columns::new(self.shape, self.batch_rows))
     }
 
-    /// Collect the signals that the evaluation's route alone asks for.
-    fn gather_own(&mut self, evaluation: &Evaluation<'_>) {
+    /// Collect the signals that the evaluation's route alone asks for; it is `route` in the manifest.
+    fn gather_own(&mut self, route: RouteId, evaluation: &Evaluation<'_>) {
         let signals = evaluation.own_signals();
-        let places = &mut self.places[evaluation.route.index()];
+        let places = &mut self.places[route.index()];
         if places.len() != signals.values(evaluation.row).count() {
             let names = &mut self.names;
             let place = |name: SignalName| {
@@ -107,13 +110,23 @@ impl Recorder {
             run: manifest.run,
             slots: shapes.iter().map(|&shape| Mutex::new(Slot::new(shape, routes.len(), shard_rows))).collect(),
             routes,
+            renewed: RwLock::default(),
             requests: Mutex::default(),
             to_writer,
             status: Arc::default(),
         }
     }
 
-    /// Whether a request is recorded: a function of route, run and id, so that no table is needed for it.
+    /// The route of the manifest that `route` is, or came from.
+    fn listed(&self, route: RouteId) -> RouteId {
+        // The engine numbers the routes of its start first.
+        if route.index() < self.routes.len() {
+            return route;
+        }
+        self.renewed.read().unwrap_or_else(PoisonError::into_inner).get(&route).copied().unwrap_or(route)
+    }
+
+    /// Whether a request is recorded: a function of listed route, run and id, so that no table is needed for it.
     pub(super) fn records(&self, route: RouteId, id: RequestId) -> bool {
         let drawn =
             || self.settings.sample >= 1.0 || uniform(u64::from(self.run), id, DRAW_STREAM) < self.settings.sample;
@@ -163,14 +176,23 @@ impl Observer for Recorder {
     }
 
     fn submitted(&self, id: RequestId, new: &NewRequest) {
-        if self.records(new.route, id) {
-            let entered = lock(&self.requests).begin(id, new, self.settings.requests, self.now_us());
+        let route = self.listed(new.route);
+        if self.records(route, id) {
+            let entered = lock(&self.requests).begin(id, route, new, self.settings.requests, self.now_us());
             self.send(entered);
         }
     }
 
+    fn replaced(&self, old: RouteId, new: RouteId) {
+        let old = self.listed(old);
+        if self.routes.get(old.index()).is_some_and(|route| route.recorded) {
+            self.renewed.write().unwrap_or_else(PoisonError::into_inner).insert(new, old);
+        }
+    }
+
     fn evaluated(&self, evaluation: &Evaluation<'_>) {
-        let &Evaluation { route, row, columns, computed, hidden, .. } = evaluation;
+        let &Evaluation { row, columns, computed, hidden, .. } = evaluation;
+        let route = self.listed(evaluation.route);
         if !self.records(route, evaluation.request) {
             return;
         }
@@ -198,7 +220,7 @@ impl Observer for Recorder {
             None => (4, None),
             Some(None) => (u8::MAX, None),
         };
-        slot.gather_own(evaluation);
+        slot.gather_own(route, evaluation);
         let Slot { batch, names, own, shape, .. } = &mut *slot;
         let row = Row {
             request: evaluation.request,

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::manifest::{RequestLine, Sampling};
-use crate::request::{Committed, Event, FinishReason, Ledger, NewRequest, RequestId};
+use crate::request::{Committed, Event, FinishReason, Ledger, NewRequest, RequestId, RouteId};
 
 /// Most requests followed at once.
 const MAX_OPEN: usize = 1 << 16;
@@ -30,14 +30,14 @@ pub struct OpenRequests {
 }
 
 impl OpenRequests {
-    /// Follow a request. `token_ids`: keep the ids of prompt and answer.
-    pub fn begin(&mut self, id: RequestId, new: &NewRequest, token_ids: bool, now_us: u64) -> Entered {
+    /// Follow a request to `route`, as the manifest numbers it. `token_ids`: keep the ids of prompt and answer.
+    pub fn begin(&mut self, id: RequestId, route: RouteId, new: &NewRequest, token_ids: bool, now_us: u64) -> Entered {
         if self.open.len() >= MAX_OPEN {
             return Entered::Lost;
         }
         let line = RequestLine {
             id,
-            route: new.route.0,
+            route: route.0,
             sampling: Sampling::from(&new.sampling),
             max_tokens: new.max_tokens,
             prompt_tokens: new.prompt.len() as u64,
@@ -110,7 +110,7 @@ impl OpenRequests {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::{ModelId, RequestError, RouteId, SamplingParams};
+    use crate::request::{ModelId, RequestError, SamplingParams};
 
     fn new() -> NewRequest {
         let sampling = SamplingParams { seed: 5, stop_token_ids: vec![8], ..SamplingParams::greedy() };
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn a_request_becomes_a_line() {
         let mut requests = OpenRequests::default();
-        requests.begin(7, &new(), true, 100);
+        requests.begin(7, RouteId(2), &new(), true, 100);
         requests.event(7, &committed(1, &[(11, 1)]), 110);
         requests.event(7, &committed(0, &[(10, 0)]), 120);
         let finished = Event::Finished { reason: FinishReason::Stop(11), handoffs: 3 };
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn without_ids_no_tokens_are_kept() {
         let mut requests = OpenRequests::default();
-        requests.begin(7, &new(), false, 0);
+        requests.begin(7, RouteId(2), &new(), false, 0);
         requests.event(7, &committed(0, &[(1234, 0)]), 0);
         let line = ended(requests.cancelled(7, 10));
         let text = serde_json::to_string(&line).unwrap();
@@ -175,13 +175,13 @@ mod tests {
         assert!(matches!(requests.event(1, &committed(0, &[(1, 1)]), 0), Entered::Nothing));
         assert!(matches!(requests.event(1, &Event::Failed(RequestError::ShuttingDown), 0), Entered::Nothing));
         assert!(matches!(requests.cancelled(1, 0), Entered::Nothing));
-        requests.begin(2, &new(), true, 0);
+        requests.begin(2, RouteId(2), &new(), true, 0);
         requests.event(2, &committed(0, &[(1, 1)]), 0);
         assert!(matches!(requests.event(2, &committed(0, &[(2, 1)]), 0), Entered::Lost));
         for id in 0..MAX_OPEN as u64 {
-            assert!(matches!(requests.begin(id, &new(), false, 0), Entered::Nothing));
+            assert!(matches!(requests.begin(id, RouteId(2), &new(), false, 0), Entered::Nothing));
         }
-        assert!(matches!(requests.begin(1 << 20, &new(), false, 0), Entered::Lost));
+        assert!(matches!(requests.begin(1 << 20, RouteId(2), &new(), false, 0), Entered::Lost));
         assert_eq!(requests.len(), MAX_OPEN);
     }
 }

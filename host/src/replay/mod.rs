@@ -4,6 +4,8 @@
 //! and [`play()`] puts the rows of the trace before it. `docs/policies.md` says what the numbers mean.
 
 mod answers;
+mod files;
+mod limit;
 mod play;
 mod recording;
 mod report;
@@ -14,10 +16,13 @@ mod tests;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+pub use limit::{LimitError, within};
 pub use play::{Difference, PlayError, Played, play};
 pub use report::Report;
 pub use team::{Place, Team, TeamError};
 use tokenrouter_plugin_api::{ModelDescription, TokenId};
+
+use crate::record::Plugin;
 
 /// What was recorded of the requests of one route.
 #[derive(Debug, Default)]
@@ -26,6 +31,8 @@ pub struct Trace {
     pub source: String,
     /// The route's models and the place of its entry, where the trace tells them.
     pub route: Option<(Vec<ModelDescription>, usize)>,
+    /// Of the recorded policy.
+    pub plugin: Option<Plugin>,
     /// Names of the models that `Row::model` and `Request::writers` count.
     pub models: Vec<String>,
     /// Signals of each model's rows.
@@ -103,13 +110,13 @@ fn prompt_length(tokens: u64) -> Result<usize, String> {
 /// Read the trace at `path`: a run of a recording or its directory, or a file with an answer's JSON. `route`: whose
 /// requests of a recording, where it has several routes.
 pub fn read(path: &Path, route: Option<&str>) -> Result<Trace, String> {
-    let read = || match std::fs::metadata(path).map_err(|e| e.to_string())?.is_dir() {
+    let read = || match std::fs::metadata(path).map_err(files::unread)?.is_dir() {
         true => recording::read(path, route),
         false if path.file_name().is_some_and(|name| name == "manifest.json") => {
             recording::read(path.parent().unwrap_or(Path::new(".")), route)
         }
         false if route.is_some() => Err("is one answer, of one route; leave --recorded out".to_owned()),
-        false => answers::read(&std::fs::read(path).map_err(|e| e.to_string())?),
+        false => answers::read(&files::read(path)?),
     };
     let trace = read().map_err(|e| format!("{}: {e}", path.display()))?;
     let rows: usize = trace.requests.iter().map(|request| request.rows.len()).sum();

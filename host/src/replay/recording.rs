@@ -1,11 +1,12 @@
 //! Traces from recordings; docs/recording.md describes their files.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use safetensors::{Dtype, SafeTensors};
 use tokenrouter_plugin_api::{ModelDescription, NO_TOKEN};
 
+use super::files;
 use super::{Answer, Columns, Request, Row, Trace, prompt_length};
 use crate::record::{Manifest, RECORDING_FORMAT, RECORDING_VERSION, RequestLine};
 
@@ -15,19 +16,23 @@ const PLAIN: [&str; 9] =
 
 pub fn read(directory: &Path, route: Option<&str>) -> Result<Trace, String> {
     let run = run(directory)?;
-    let text = std::fs::read(run.join("manifest.json")).map_err(|e| format!("manifest.json: {e}"))?;
+    let text = files::part(&run, "manifest.json")?;
     let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| format!("manifest.json: {e}"))?;
     if (manifest.format.as_str(), manifest.version) != (RECORDING_FORMAT, RECORDING_VERSION) {
         let Manifest { format, version, .. } = manifest;
         return Err(format!("is {format} {version}; this program reads {RECORDING_FORMAT} {RECORDING_VERSION}"));
     }
-    let mut lines = Vec::new();
+    let (mut lines, mut ids) = (Vec::new(), HashSet::new());
     for file in &manifest.requests {
-        let text = std::fs::read_to_string(run.join(&file.file)).map_err(|e| format!("{}: {e}", file.file))?;
+        let text = String::from_utf8(files::part(&run, &file.file)?);
+        let text = text.map_err(|e| format!("{}: is not UTF-8 text ({e}); copy it again", file.file))?;
         for (at, line) in text.lines().enumerate() {
             let named = |e: String| format!("{}: line {}: {e}", file.file, at + 1);
             let line: RequestLine = serde_json::from_str(line).map_err(|e| named(e.to_string()))?;
-            check(&line, manifest.models.len()).map_err(named)?;
+            check(&line, &manifest).map_err(named)?;
+            if !ids.insert(line.id) {
+                return Err(named(format!("id = {}: another line has it, too", line.id)));
+            }
             lines.push(line);
         }
     }
@@ -37,8 +42,8 @@ pub fn read(directory: &Path, route: Option<&str>) -> Result<Trace, String> {
     for shard in &manifest.shards {
         let model = manifest.models.iter().position(|model| model.name == shard.model);
         let model = model.ok_or_else(|| format!("{}: model `{}` is not in the manifest", shard.file, shard.model))?;
-        let bytes = std::fs::read(run.join(&shard.file)).map_err(|e| format!("{}: {e}", shard.file))?;
-        read.shard(&bytes, model, index, manifest.models.len()).map_err(|e| format!("{}: {e}", shard.file))?;
+        let bytes = files::part(&run, &shard.file)?;
+        read.shard(&bytes, model, index, &manifest).map_err(|e| format!("{}: {e}", shard.file))?;
     }
     let described = &manifest.routes[index];
     if described.entry >= described.models.len() {
@@ -56,6 +61,7 @@ pub fn read(directory: &Path, route: Option<&str>) -> Result<Trace, String> {
     Ok(Trace {
         source: format!("route {}", described.name),
         route: Some((models.collect(), described.entry)),
+        plugin: described.plugin.clone(),
         models: manifest.models.iter().map(|model| model.name.clone()).collect(),
         requests: lines.into_iter().map(|line| read.request(line)).collect(),
         columns: read.columns,
@@ -69,7 +75,7 @@ fn run(directory: &Path) -> Result<PathBuf, String> {
     if directory.join("manifest.json").is_file() {
         return Ok(directory.to_owned());
     }
-    let entries = std::fs::read_dir(directory).map_err(|e| e.to_string())?;
+    let entries = std::fs::read_dir(directory).map_err(files::unread)?;
     let mut runs: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     runs.retain(|path| path.join("manifest.json").is_file());
     runs.sort();
@@ -80,12 +86,37 @@ fn run(directory: &Path) -> Result<PathBuf, String> {
     }
 }
 
-/// What the rest of a replay counts on. `models`: how many the manifest has.
-fn check(line: &RequestLine, models: usize) -> Result<(), String> {
+/// What the rest of a replay counts on, and what no server writes.
+fn check(line: &RequestLine, manifest: &Manifest) -> Result<(), String> {
+    let (models, routes) = (manifest.models.len(), manifest.routes.len());
+    if line.route as usize >= routes {
+        return Err(format!("route = {}: the manifest has {routes} routes", line.route));
+    }
     if let Some((at, writer)) = line.writers.iter().enumerate().find(|(_, writer)| **writer as usize >= models) {
         return Err(format!("writers/{at} = {writer}: the manifest has {models} models"));
     }
+    let length = |field: &str, found: Option<usize>, field_of: &str, wanted: u64| match found {
+        Some(found) if found as u64 != wanted => Err(format!("{field}: has {found} ids, but {field_of} says {wanted}")),
+        _ => Ok(()),
+    };
+    length("prompt_ids", line.prompt_ids.as_ref().map(Vec::len), "prompt_tokens", line.prompt_tokens)?;
+    let written = line.writers.len() as u64;
+    length("token_ids", line.token_ids.as_ref().map(Vec::len), "the number of writers", written)?;
+    if written > line.max_tokens.into() {
+        return Err(format!("writers: are {written}, more than max_tokens = {}", line.max_tokens));
+    }
+    let vocab = widest(manifest);
+    for (field, ids) in [("prompt_ids", &line.prompt_ids), ("token_ids", &line.token_ids)] {
+        if let Some((at, id)) = ids.iter().flatten().enumerate().find(|(_, id)| **id >= vocab) {
+            return Err(format!("{field}/{at} = {id}: no model has more than {vocab} tokens"));
+        }
+    }
     prompt_length(line.prompt_tokens).map(drop)
+}
+
+/// Tokens of the model that has the most.
+fn widest(manifest: &Manifest) -> u32 {
+    manifest.models.iter().map(|model| model.vocab_size).max().unwrap_or_default()
 }
 
 /// The route whose requests are replayed.
@@ -116,8 +147,8 @@ struct Read {
 }
 
 impl Read {
-    /// `count`: how many models the manifest has.
-    fn shard(&mut self, bytes: &[u8], model: usize, route: usize, count: usize) -> Result<(), String> {
+    fn shard(&mut self, bytes: &[u8], model: usize, route: usize, manifest: &Manifest) -> Result<(), String> {
+        let (count, vocab, widest) = (manifest.models.len(), manifest.models[model].vocab_size, widest(manifest));
         let file = SafeTensors::deserialize(bytes).map_err(|e| e.to_string())?;
         let [requests, times] = [longs(&file, "request")?, longs(&file, "time_us")?];
         let [positions, candidates, drafts, models, replacements, routes] =
@@ -134,6 +165,14 @@ impl Read {
         let first = self.signals(&file, model, rows, &taken)?;
         for (place, &row) in taken.iter().enumerate() {
             let fault = |name: &str, value: i32, why: &str| format!("row {row}: {name} = {value}: {why}");
+            if !u32::try_from(candidates[row]).is_ok_and(|id| id < vocab) {
+                return Err(fault("candidate", candidates[row], &format!("the model has {vocab} tokens")));
+            }
+            for (name, id) in [("draft", drafts[row]), ("replacement", replacements[row])] {
+                if id != -1 && !u32::try_from(id).is_ok_and(|id| id < widest) {
+                    return Err(fault(name, id, &format!("must be -1, or a token's id below {widest}")));
+                }
+            }
             let answer = match decisions[row] {
                 0 => Some(Answer::Stay),
                 1 => Some(Answer::Draft),
@@ -145,7 +184,8 @@ impl Read {
                     }
                 },
                 3 => Some(Answer::Accept),
-                _ => None,
+                4 | u8::MAX => None,
+                other => return Err(fault("decision", other.into(), "must be from 0 to 4, or 255")),
             };
             let position = u32::try_from(positions[row]);
             let entry = Row {

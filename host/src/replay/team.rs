@@ -1,11 +1,14 @@
 //! A policy at each model of a route, and what of a trace it is to see.
 
+use std::sync::Arc;
+
 use tokenrouter_plugin_api::{
     Context, Decision, DecisionKind, Handoff, ModelDescription, ModelIndex, NO_MODEL, PeerView, RequestView,
     Requirements, RouteBatch, Services, SignalColumns, SignalSet, Slot, TokenId,
 };
 
 use super::{Columns, Row, Trace};
+use crate::policy::monitor::{Hook, Monitor, Monitors, Names};
 use crate::policy::{PolicyFactory, PolicyFailure, PolicyInstance};
 
 /// Every request has this slot: one lives at a time.
@@ -36,9 +39,12 @@ pub struct Place<'a> {
     pub eos: &'a [Vec<TokenId>],
     /// By model.
     pub services: &'a [&'a dyn Services],
+    /// Who watches the hooks.
+    pub monitors: &'a Monitors,
 }
 
 struct Member<'a> {
+    monitor: Arc<Monitor>,
     instance: Box<dyn PolicyInstance>,
     /// The model's number in the trace, if it has rows there.
     columns: Option<&'a Columns>,
@@ -95,9 +101,16 @@ impl<'a> Team<'a> {
                 eos: place.eos.get(model).map_or(&[], Vec::as_slice),
                 services: place.services[model],
             };
-            let instance = factory.create(&context, settings).map_err(TeamError::Refused)?;
+            let names = Names {
+                route: place.route.to_owned(),
+                model: described.name.clone(),
+                plugin: factory.name().to_owned(),
+            };
+            let monitor = place.monitors.add_maker(names);
+            let instance = monitor.watch(Hook::Create, || factory.create(&context, settings));
+            let instance = instance.map_err(TeamError::Refused)?;
             let columns = number(&described.name).map(|at| &trace.columns[at]).filter(|columns| columns.rows > 0);
-            let member = Member::new(instance, columns).map_err(|(signal, remedy)| TeamError::Missing {
+            let member = Member::new(monitor, instance, columns).map_err(|(signal, remedy)| TeamError::Missing {
                 trace: trace.source.clone(),
                 signal,
                 model: described.name.clone(),
@@ -110,6 +123,11 @@ impl<'a> Team<'a> {
         Ok(Self { members, route_model, models: place.models, entry: place.entry })
     }
 
+    /// Whether the policy gets scores of router networks.
+    pub fn reads_nets(&self) -> bool {
+        self.members.iter().any(|member| !member.nets.is_empty())
+    }
+
     /// What the policy at `model` sees in a row, by name.
     pub fn seen(&self, model: usize, row: &Row) -> Vec<(String, f32)> {
         let member = &self.members[model];
@@ -120,7 +138,8 @@ impl<'a> Team<'a> {
 
     pub fn entry(&mut self, request: &RequestView<'_>) -> Result<usize, PolicyFailure> {
         let entry = self.entry;
-        let answer = self.members[entry].instance.entry(request)?.map(|model| model as usize);
+        let answer =
+            self.members[entry].call(Hook::Entry, |instance| instance.entry(request))?.map(|model| model as usize);
         Ok(answer.filter(|&model| model < self.members.len()).unwrap_or(entry))
     }
 
@@ -161,7 +180,7 @@ impl<'a> Team<'a> {
             },
         };
         let mut out = [Decision::STAY];
-        member.instance.route(&batch, &mut out)?;
+        member.call(Hook::Route, |instance| instance.route(&batch, &mut out))?;
         // As in a server, what makes no sense is taken as `Stay`, and so is a hand-off to itself.
         Ok(match out[0].kind() {
             Some(DecisionKind::To(to)) if to as usize >= self.members.len() || to as usize == model => {
@@ -172,15 +191,16 @@ impl<'a> Team<'a> {
     }
 
     pub fn send(&mut self, model: usize, request: &RequestView<'_>, to: usize) -> Result<Handoff, PolicyFailure> {
-        self.members[model].instance.send(request, to as ModelIndex)
+        self.members[model].call(Hook::Send, |instance| instance.send(request, to as ModelIndex))
     }
 
     pub fn receive(&mut self, model: usize, view: &RequestView<'_>, from: &PeerView<'_>) -> Result<(), PolicyFailure> {
-        self.members[model].instance.receive(view, from).map(drop)
+        self.members[model].call(Hook::Receive, |instance| instance.receive(view, from)).map(drop)
     }
 
     pub fn finished(&mut self) -> Result<(), PolicyFailure> {
-        self.members.iter_mut().try_for_each(|member| member.instance.finished(SLOT))
+        let finished = |member: &mut Member<'_>| member.call(Hook::Finished, |instance| instance.finished(SLOT));
+        self.members.iter_mut().try_for_each(finished)
     }
 }
 
@@ -194,11 +214,15 @@ pub fn view<'a>(request: &super::Request, tokens: &'a [TokenId], candidate: Toke
 
 impl<'a> Member<'a> {
     /// The error is what is missing and how to come by it.
-    fn new(instance: Box<dyn PolicyInstance>, columns: Option<&'a Columns>) -> Result<Self, (String, String)> {
+    fn new(
+        monitor: Arc<Monitor>,
+        instance: Box<dyn PolicyInstance>,
+        columns: Option<&'a Columns>,
+    ) -> Result<Self, (String, String)> {
         let wanted = instance.requirements().clone();
         let top_k = wanted.top_k as usize;
-        let mut member =
-            Self { instance, columns, scalars: Vec::new(), token_logits: Vec::new(), nets: Vec::new(), top_k };
+        let (scalars, token_logits, nets) = (Vec::new(), Vec::new(), Vec::new());
+        let mut member = Self { monitor, instance, columns, scalars, token_logits, nets, top_k };
         let Some(columns) = columns else { return Ok(member) };
         let column = |name: &str| {
             let column = columns.scalars.get(name).map(Vec::as_slice);
@@ -230,6 +254,10 @@ impl<'a> Member<'a> {
             member.nets.extend(found);
         }
         Ok(member)
+    }
+
+    fn call<T>(&mut self, hook: Hook, body: impl FnOnce(&mut dyn PolicyInstance) -> T) -> T {
+        self.monitor.watch(hook, || body(&mut *self.instance))
     }
 
     /// The columns of a batch of this row alone.

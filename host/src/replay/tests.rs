@@ -7,6 +7,7 @@ use serde_json::json;
 use tokenrouter_plugin_api::{ModelDescription, NoServices, Services};
 
 use super::*;
+use crate::policy::monitor::Monitors;
 use crate::policy::plugin::Plugin;
 use crate::policy::{Linked, PolicyFactory};
 
@@ -36,8 +37,15 @@ fn models(trace: &Trace) -> Vec<ModelDescription> {
 
 fn replay(policy: &dyn PolicyFactory, threshold: f64, trace: &Trace) -> Vec<Played> {
     let (models, services): (_, [&dyn Services; 2]) = (models(trace), [&NoServices; 2]);
-    let place =
-        Place { route: "r", models: &models, entry: 0, vocab_size: trace.vocab_size, eos: &[], services: &services };
+    let place = Place {
+        route: "r",
+        models: &models,
+        entry: 0,
+        vocab_size: trace.vocab_size,
+        eos: &[],
+        services: &services,
+        monitors: &Monitors::default(),
+    };
     let settings = json!({ "threshold": threshold }).to_string();
     let team = || Team::new(policy, &settings, &place, trace).unwrap();
     play(trace, &mut team(), &mut team()).unwrap()
@@ -145,4 +153,13 @@ fn what_is_no_trace() {
     assert!(steps(1, 4294967295).ends_with("x.json: prompt_ids/0: 4294967295 is no token's id"));
     assert!(steps(4294967296, 1).ends_with("x.json: steps/0: an evaluation has no `candidate that is a token's id`"));
     assert!(read(directory.path(), None).unwrap_err().contains("is no recording: it has no manifest.json"));
+    // Nobody writes to it: a read would wait for ever.
+    let pipe = directory.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(read(&pipe, None).unwrap_err().contains("pipe: is not a regular file; give a run of a recording"));
+    let run = directory.path().join("run");
+    std::fs::create_dir(&run).unwrap();
+    std::fs::rename(&pipe, run.join("manifest.json")).unwrap();
+    assert!(read(&run.join("manifest.json"), None).unwrap_err().contains("is no recording"));
+    assert!(read(&directory.path().join("none"), None).unwrap_err().contains("none: there is no such file; give"));
 }

@@ -70,6 +70,8 @@ pub trait Observer: Send + Sync {
     fn wanted(&self) -> Wanted;
     /// A request was accepted.
     fn submitted(&self, id: RequestId, new: &NewRequest);
+    /// Requests for the route's name come to `new` from now on. Those of `old` that are under way go on there.
+    fn replaced(&self, _old: RouteId, _new: RouteId) {}
     fn evaluated(&self, evaluation: &Evaluation<'_>);
     /// What the request's client is told.
     fn event(&self, id: RequestId, event: &Event);

@@ -162,7 +162,7 @@ impl SubServer {
         decisions.extend(answers.iter().map(|answer| answer.unwrap_or(Decision::STAY)));
         for &(first, run) in alive.iter() {
             let decisions = &mut decisions[first..first + run.sampled];
-            self.settle_one(run, first, decisions, outputs, signals, masks.of(run.id), candidates);
+            self.settle_one((first, run), decisions, outputs, signals, masks.of(run.id), candidates);
         }
         if self.prefix_cache {
             for run in runs {
@@ -277,10 +277,10 @@ impl SubServer {
         }
     }
 
+    /// `first` is the place of the run's first sample.
     fn settle_one(
         &mut self,
-        run: Run,
-        first: usize,
+        (first, run): (usize, Run),
         decisions: &mut [Decision],
         outputs: &mut RowOutputs,
         computed: &SignalRequest,

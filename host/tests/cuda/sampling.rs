@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use tokenrouter::constraint::allows;
+use tokenrouter::constraint::{allows, mask_words};
 use tokenrouter::request::{PromptLogprobs, SamplingParams, Score, TokenId};
 use tokenrouter::runner::cpu::CpuRunner;
 use tokenrouter::runner::sampler::NO_TOKEN;
@@ -22,24 +22,24 @@ struct Case {
     allowed: Vec<u32>,
 }
 
-/// The bits of `tokens`, of a vocabulary of 2048.
-fn bits(tokens: impl Iterator<Item = TokenId>) -> Vec<u32> {
-    let mut bits = vec![0; 2048 / 32];
+/// The bits of `tokens`.
+fn bits(vocabulary: u32, tokens: impl Iterator<Item = TokenId>) -> Vec<u32> {
+    let mut bits = vec![0; mask_words(vocabulary as usize)];
     tokens.for_each(|token| bits[token as usize / 32] |= 1 << (token % 32));
     bits
 }
 
 /// Ways to draw; `best` are the most probable tokens, best first.
-fn cases(best: &[TokenId]) -> Vec<Case> {
+fn cases(vocabulary: u32, best: &[TokenId]) -> Vec<Case> {
     let hot = SamplingParams { temperature: 2.0, ..SamplingParams::default() };
     let case = |name, params: SamplingParams| Case { name, params, masked: Vec::new(), allowed: Vec::new() };
     let mut few: Vec<TokenId> = best[..5].to_vec();
     few.sort_unstable();
     let masked = |name, params: SamplingParams| Case { name, params, masked: few.clone(), allowed: Vec::new() };
     // Every third token, the best of all not among them.
-    let third = bits((0..2048).filter(|id| id % 3 == 1 && *id != best[0]));
+    let third = bits(vocabulary, (0..vocabulary).filter(|id| id % 3 == 1 && *id != best[0]));
     let allowed = |name, params: SamplingParams| Case { name, params, masked: few.clone(), allowed: third.clone() };
-    let pair = bits([best[6], 2047].into_iter());
+    let pair = bits(vocabulary, [best[6], vocabulary - 1].into_iter());
     let bias = vec![(best[3], 4.0), (best[0], -2.0), (best[7], 1.5)];
     vec![
         case("greedy", SamplingParams::greedy()),
@@ -182,7 +182,7 @@ fn draws_are_the_hosts() {
         let prepared = prepare(&mut [&mut cuda, &mut cpu], vocabulary);
         let ids = (0..100).map(|i| i * 17).chain([vocabulary - 1]).collect();
         let signals = SignalRequest { scalars: SignalSet::ALL, top_k: 12, token_logits: ids };
-        let count = cases(&[0; 8]).len();
+        let count = cases(vocabulary, &[0; 8]).len();
         // Of each case: draws that differ, and the tokens drawn.
         let mut differ = vec![0; count];
         let mut drawn = vec![BTreeSet::new(); count];
@@ -191,7 +191,7 @@ fn draws_are_the_hosts() {
             let best = SignalRequest { top_k: 8, ..SignalRequest::default() };
             let greedy = SamplingParams::greedy();
             let batch = RowBatch { sequences: vec![prepared.rows(&greedy, &[], &[])], signals: best, hidden: false };
-            let cases = cases(&cpu.forward(&batch).unwrap().signals.topk_ids);
+            let cases = cases(vocabulary, &cpu.forward(&batch).unwrap().signals.topk_ids);
             for (index, case) in cases.iter().enumerate() {
                 let what = format!("{model}, {}", case.name);
                 let only = std::slice::from_ref(case);
@@ -221,7 +221,7 @@ fn draws_are_the_hosts() {
                 );
             }
         }
-        for (index, case) in cases(&[0; 8]).iter().enumerate() {
+        for (index, case) in cases(vocabulary, &[0; 8]).iter().enumerate() {
             let draws = SEEDS as usize * prepared.len();
             assert!(differ[index] * 100 <= draws, "{model}, {}: {} of {draws} differ", case.name, differ[index]);
             let fixed = case.params.temperature < 1.0 || case.params.top_k == 1;
@@ -282,7 +282,7 @@ fn ways_to_draw_do_not_disturb_each_other() {
     let Both { mut cuda, mut cpu } = Both::load(&demo("small"));
     let signals = SignalRequest { scalars: SignalSet::ALL, top_k: 12, token_logits: vec![5, 3] };
     for prepared in some(&prepare(&mut [&mut cuda, &mut cpu], 2048), 1) {
-        let cases = cases(&[40, 900, 7, 333, 1201, 5, 1777, 64]);
+        let cases = cases(2048, &[40, 900, 7, 333, 1201, 5, 1777, 64]);
         let together = draw(&mut cuda, prepared, &cases, &signals);
         for (case, samples) in cases.iter().zip(together.samples.chunks(SEEDS as usize)) {
             let alone = draw(&mut cuda, prepared, std::slice::from_ref(case), &signals);

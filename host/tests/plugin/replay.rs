@@ -52,7 +52,7 @@ fn replay_refuses_what_it_cannot_follow() {
         (&["--plugin", &me], "settings/weights: required but missing"),
         (&["--plugin", "none.so"], "no such file"),
         (&["--plugin", &me, "--recorded", "x"], "is one answer, of one route; leave --recorded out"),
-        (&["--plugin", "plugins/rstitch/rstitch.wat", "--roles", "a=slm,b=llm"], "it has no rows of model `a`"),
+        (&["--plugin", "plugins/rstitch/rstitch.wat", "--roles", "a=slm,b=llm"], "--roles: there is no model `a` in"),
         (&["--config", "config/demo.toml"], "--route <NAME>"),
         (&[], "--plugin <FILE>"),
     ] {
@@ -60,6 +60,24 @@ fn replay_refuses_what_it_cannot_follow() {
         let error = text(&output.stderr);
         assert!(output.status.code() == Some(2) && error.contains(part) && output.stdout.is_empty(), "{part}: {error}");
     }
+}
+
+#[test]
+fn a_hook_that_hangs_ends_the_replay() {
+    let trace = "tests/fixtures/goldens/traces/rstitch-2.json";
+    let settings = json!({ "serve": true, "end": "hang" }).to_string();
+    let output = replay(&[trace, "--plugin", &built("libprobe.so"), "--settings", &settings, "--timeout", "1"]);
+    let (error, says) =
+        (text(&output.stderr), "hook `route` of plugin `probe` at model `small` did not come back within 1 s");
+    assert!(output.status.code() == Some(1) && error.contains(says) && output.stdout.is_empty(), "{error}");
+}
+
+#[test]
+fn a_csv_file_that_cannot_be_made_is_told() {
+    let trace = "tests/fixtures/goldens/traces/rstitch-2.json";
+    let arguments = [trace, "--plugin", "plugins/rstitch/rstitch.wat", "--csv", "no/such/directory.csv"];
+    let error = text(&replay(&arguments).stderr);
+    assert!(error.contains("--csv no/such/directory.csv: its directory does not exist; make it, or give"), "{error}");
 }
 
 /// Only the rows of tokens that were written; a hand-off shows in none of them.

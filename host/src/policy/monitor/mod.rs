@@ -30,6 +30,8 @@ pub enum Hook {
     Send,
     Receive,
     Finished,
+    /// The instance is made for a change of routes. No model waits for it, and nothing is counted.
+    Create,
     /// The instance is dropped. No request waits for it, and nothing is counted.
     Drop,
 }
@@ -38,6 +40,11 @@ impl Hook {
     /// Those that run while requests are served.
     pub const ALL: [Self; 5] = [Self::Entry, Self::Route, Self::Send, Self::Receive, Self::Finished];
 
+    /// Whether the model stands still until it comes back.
+    pub fn holds_model(self) -> bool {
+        Self::ALL.contains(&self)
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Entry => "entry",
@@ -45,6 +52,7 @@ impl Hook {
             Self::Send => "send",
             Self::Receive => "receive",
             Self::Finished => "finished",
+            Self::Create => "create",
             Self::Drop => "drop",
         }
     }
@@ -80,6 +88,14 @@ impl Monitor {
         &self.sums[hook as usize]
     }
 
+    /// Do `body`, which calls `hook`, in sight of the watchdog.
+    pub fn watch<T>(&self, hook: Hook, body: impl FnOnce() -> T) -> T {
+        self.crumb.enter(hook);
+        let done = body();
+        self.crumb.leave();
+        done
+    }
+
     /// What the calls of `hook` came to since the start.
     pub fn counts(&self, hook: Hook) -> HookCounts {
         self.sums(hook).read()
@@ -101,6 +117,8 @@ impl Monitor {
 #[derive(Debug, Default)]
 pub struct Monitors {
     all: Mutex<Vec<Weak<Monitor>>>,
+    /// Instances that are being made.
+    makers: Mutex<Vec<Weak<Monitor>>>,
     next_id: AtomicU64,
     /// As of the watchdog's last look.
     hung: Mutex<Vec<Hung>>,
@@ -111,10 +129,19 @@ pub struct Monitors {
 impl Monitors {
     /// A monitor that is listed until the last reference to it goes.
     pub fn add(&self, names: Names, budget: Duration) -> Arc<Monitor> {
+        self.enter(&self.all, names, budget)
+    }
+
+    /// A monitor of an instance that is being made: the watchdog sees it, and nothing counts it.
+    pub fn add_maker(&self, names: Names) -> Arc<Monitor> {
+        self.enter(&self.makers, names, DEFAULT_BUDGET)
+    }
+
+    fn enter(&self, list: &Mutex<Vec<Weak<Monitor>>>, names: Names, budget: Duration) -> Arc<Monitor> {
         let monitor = Arc::new(Monitor::new(self.next_id.fetch_add(1, Relaxed), names, budget));
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|known| known.strong_count() > 0);
-        all.push(Arc::downgrade(&monitor));
+        let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.retain(|known| known.strong_count() > 0);
+        list.push(Arc::downgrade(&monitor));
         monitor
     }
 
@@ -122,6 +149,13 @@ impl Monitors {
     pub fn list(&self) -> Vec<Arc<Monitor>> {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Those that live or are being made.
+    pub fn watched(&self) -> Vec<Arc<Monitor>> {
+        let makers = self.makers.lock().unwrap_or_else(PoisonError::into_inner);
+        let makers: Vec<_> = makers.iter().filter_map(Weak::upgrade).collect();
+        self.list().into_iter().chain(makers).collect()
     }
 
     /// Hooks that did not come back in time and have not yet.
@@ -164,6 +198,11 @@ mod tests {
         assert_eq!(listed(), ["b"]);
         monitors.add(names("c"), DEFAULT_BUDGET);
         assert_eq!(monitors.all.lock().unwrap().len(), 2, "dead entries go when another comes");
+        let making = monitors.add_maker(names("d"));
+        let watched = || monitors.watched().iter().map(|m| m.names.route.clone()).collect::<Vec<_>>();
+        assert_eq!((listed(), watched()), (vec!["b".to_owned()], vec!["b".to_owned(), "d".to_owned()]));
+        drop(making);
+        assert_eq!(watched(), ["b"]);
     }
 
     #[test]
@@ -175,5 +214,7 @@ mod tests {
         monitors.abort_after(Duration::from_secs(5));
         assert_eq!((monitors.fatal(&long), monitors.fatal(&long[..1])), (Some(&long[1]), None));
         assert_eq!(monitors.fatal(&[Hung { hook: Hook::Drop, ..hung(100_000) }]), None);
+        let making = [Hung { hook: Hook::Create, ..hung(100_000) }];
+        assert_eq!(monitors.fatal(&making), Some(&making[0]));
     }
 }

@@ -73,7 +73,7 @@ pub struct Checked {
 
 /// Read and check the file at `path`.
 pub fn check(path: &Path, pin: Option<&str>) -> Result<Checked, GateError> {
-    let (bytes, found) = file::read(path, MAX_BYTES)?;
+    let (bytes, found) = file::read(path, MAX_BYTES, file::STRIP)?;
     // What it does is done with the rights of this process. A pin says which content is meant.
     if pin.is_none() {
         if found.mode() & WRITABLE_BY_ALL != 0 {

@@ -12,7 +12,7 @@ mod instance;
 mod layout;
 pub(crate) mod manifest;
 mod restarts;
-mod text;
+pub(crate) mod text;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -66,7 +66,11 @@ impl WasmPlugin {
 
     /// The content of the file at `path`.
     pub(super) fn read(path: &Path) -> Result<Vec<u8>, FileError> {
-        Ok(file::read(path, if text::is_text(path) { text::MAX_BYTES } else { gate::MAX_BYTES })?.0)
+        let (most, remedy) = match text::is_text(path) {
+            true => (text::MAX_BYTES, "write a smaller policy, or translate it (wat2wasm) and give the .wasm file"),
+            false => (gate::MAX_BYTES, file::STRIP),
+        };
+        Ok(file::read(path, most, remedy)?.0)
     }
 
     /// Check and compile the content of the file at `path`.
@@ -80,7 +84,7 @@ impl WasmPlugin {
     }
 
     /// Translate, check and compile WebAssembly text. The hash is the text's.
-    fn from_text(text: &[u8], sha256: Option<&str>) -> Result<Self, Reason> {
+    pub fn from_text(text: &[u8], sha256: Option<&str>) -> Result<Self, Reason> {
         let sha256 = file::digest(text, sha256)?;
         Self::checked(text::translate(text)?, sha256)
     }

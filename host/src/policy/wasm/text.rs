@@ -46,6 +46,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_text_that_is_too_large_has_no_debug_information() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("p.wat");
+        std::fs::write(&path, " ".repeat(MAX_BYTES as usize + 1)).unwrap();
+        let error = super::super::WasmPlugin::read(&path).unwrap_err().to_string();
+        assert!(error.starts_with("has 262145 bytes, more than the 262144 allowed; write a smaller policy"), "{error}");
+    }
+
+    #[test]
     fn text_becomes_a_module() {
         assert_eq!(translate(b";; nothing\n(module)"), Ok(b"\0asm\x01\0\0\0".to_vec()));
         let error = |text: &[u8]| translate(text).unwrap_err().to_string();

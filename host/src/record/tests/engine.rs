@@ -90,6 +90,20 @@ impl TokenText for NoText {
     }
 }
 
+fn setup_of(name: &str, models: &[u32], policy: Arc<dyn PolicyFactory>) -> RouteSetup {
+    RouteSetup {
+        name: name.into(),
+        models: models.iter().map(|&m| (ModelId(m), format!("role{m}"))).collect(),
+        entry: 0,
+        policy,
+        settings: "{}".into(),
+        on_error: OnError::FailRequest,
+        budget: DEFAULT_BUDGET,
+        excluded: Vec::new(),
+        directory: PathBuf::new(),
+    }
+}
+
 /// Three models under `hop`, `turns` and `speculate`, watched by `observer`.
 pub(super) fn engine(observer: Arc<dyn Observer>) -> Engine {
     let models = (0..3).map(|index| ModelSetup {
@@ -103,21 +117,10 @@ pub(super) fn engine(observer: Arc<dyn Observer>) -> Engine {
         prefill_chunk: 64,
         prefix_cache: true,
     });
-    let route = |name: &str, models: &[u32], policy: Arc<dyn PolicyFactory>| RouteSetup {
-        name: name.into(),
-        models: models.iter().map(|&m| (ModelId(m), format!("role{m}"))).collect(),
-        entry: 0,
-        policy,
-        settings: "{}".into(),
-        on_error: OnError::FailRequest,
-        budget: DEFAULT_BUDGET,
-        excluded: Vec::new(),
-        directory: PathBuf::new(),
-    };
     let routes = vec![
-        route("hop", &[0, 2], Arc::new(Linked::<Hop>::default())),
-        route("turns", &[2, 1, 0], Arc::new(Linked::<Turns>::default())),
-        route("speculate", &[1, 2], Arc::new(Linked::<Speculate>::default())),
+        setup_of("hop", &[0, 2], Arc::new(Linked::<Hop>::default())),
+        setup_of("turns", &[2, 1, 0], Arc::new(Linked::<Turns>::default())),
+        setup_of("speculate", &[1, 2], Arc::new(Linked::<Speculate>::default())),
     ];
     Engine::start_observed(models.collect(), routes, Schedule::default(), Some(observer)).unwrap()
 }
@@ -213,6 +216,39 @@ fn every_token_has_its_evaluation() {
     assert!(evaluations.values().flatten().any(|row| row.decision == 3));
     assert!(matches!(lines[&cancelled].end.as_str(), "cancelled"), "{:?}", lines[&cancelled]);
     assert_eq!(lines.len(), 26);
+}
+
+/// What is made anew under its name goes on in the recording as the route that it was.
+#[test]
+fn a_route_that_is_made_anew_is_recorded_as_before() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = Recording::start(setup(directory.path(), settings(1 << 30, 100), 3, routes())).unwrap();
+    let engine = engine(recording.observer());
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        let route = engine.find_route("turns").unwrap();
+        let mut stream = engine.submit(NewRequest { route, ..request(1, 1, 20) }).unwrap();
+        while !matches!(stream.events.blocking_recv().unwrap().event, Event::Finished { .. }) {}
+        ids.push(stream.id);
+        let turns = Arc::new(Linked::<Turns>::default());
+        let names = ["hop", "speculate"].map(|name| crate::engine::Wanted::AsServed(name.into()));
+        let anew = crate::engine::Wanted::New(Box::new(setup_of("turns", &[2, 1, 0], turns)));
+        engine.set_routes(names.into_iter().chain([anew]).collect()).unwrap();
+        assert_ne!(engine.find_route("turns"), Some(route));
+    }
+    drop(engine);
+    let run = recording.directory().clone();
+    drop(recording);
+    let lines = lines(&run);
+    assert_eq!(
+        lines.iter().map(|line| (line.id, line.route)).collect::<Vec<_>>(),
+        ids.iter().map(|&id| (id, 1)).collect::<Vec<_>>()
+    );
+    let rows = rows(&run);
+    for id in ids {
+        let positions = rows.iter().filter(|row| row.request == id as i64 && row.route == 1).count();
+        assert_eq!(positions, 20);
+    }
 }
 
 /// Wants nothing computed; counts the evaluations by the scalar signals that were there.

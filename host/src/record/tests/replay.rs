@@ -4,6 +4,7 @@ use tokenrouter_plugin_api::{NoServices, Services};
 
 use super::engine::{Hop, Speculate, Turns, engine, routes};
 use super::*;
+use crate::policy::monitor::Monitors;
 use crate::policy::{Linked, PolicyFactory};
 use crate::replay::{Place, PlayError, Played, Team, TeamError, play, read};
 use crate::request::Event;
@@ -24,8 +25,15 @@ fn replay(run: &std::path::Path, recorded: &str, policy: &dyn PolicyFactory) -> 
     let trace = read(run, Some(recorded))?;
     let (models, entry) = trace.route.clone().unwrap();
     let services: Vec<&dyn Services> = vec![&NoServices; models.len()];
-    let place =
-        Place { route: "r", models: &models, entry, vocab_size: trace.vocab_size, eos: &[], services: &services };
+    let place = Place {
+        route: "r",
+        models: &models,
+        entry,
+        vocab_size: trace.vocab_size,
+        eos: &[],
+        services: &services,
+        monitors: &Monitors::default(),
+    };
     let team = || Team::new(policy, "{}", &place, &trace).map_err(|e: TeamError| e.to_string());
     play(&trace, &mut team()?, &mut team()?).map_err(|e: PlayError| e.to_string())
 }
@@ -78,7 +86,23 @@ fn damaged_recordings_are_refused_by_file_and_line() {
     assert!(error.contains(&format!("{part}: line ")), "{error}");
     assert!(error.ends_with(": writers/0 = 3: the manifest has 3 models"), "{error}");
     let error = with_line(|line| line["prompt_tokens"] = u64::MAX.into());
-    assert!(error.contains(": prompt_tokens = 18446744073709551615: more than"), "{error}");
+    assert!(error.ends_with(": prompt_ids: has 3 ids, but prompt_tokens says 18446744073709551615"), "{error}");
+
+    let error = with_line(|line| line["route"] = 77.into());
+    assert!(error.ends_with(": route = 77: the manifest has 6 routes"), "{error}");
+    let error = with_line(|line| line["max_tokens"] = 1.into());
+    assert!(error.contains(": writers: are ") && error.ends_with(", more than max_tokens = 1"), "{error}");
+    let error = with_line(|line| line["prompt_ids"] = serde_json::json!([1]));
+    assert!(error.ends_with(": prompt_ids: has 1 ids, but prompt_tokens says 3"), "{error}");
+    let error = with_line(|line| line["token_ids"][0] = 1_000_000.into());
+    assert!(error.contains(": token_ids/0 = 1000000: no model has more than "), "{error}");
+    let error = with_line(|line| line["token_ids"] = serde_json::json!([]));
+    assert!(error.contains(": token_ids: has 0 ids, but the number of writers says "), "{error}");
+    let first = lines.lines().next().unwrap();
+    std::fs::write(&file, format!("{lines}{first}\n")).unwrap();
+    let error = read(&run, Some("hop")).unwrap_err();
+    assert!(error.contains(": id = ") && error.ends_with(": another line has it, too"), "{error}");
+    std::fs::write(&file, &lines).unwrap();
 
     let with_manifest = |change: fn(&mut Manifest)| {
         let mut changed = whole.clone();
@@ -88,6 +112,10 @@ fn damaged_recordings_are_refused_by_file_and_line() {
     };
     let error = with_manifest(|manifest| manifest.routes[0].entry = 9);
     assert!(error.contains("manifest.json: route `hop`: entry = 9, of "), "{error}");
+    let error = with_manifest(|manifest| manifest.models.iter_mut().for_each(|model| model.vocab_size = 1));
+    assert!(error.contains(": line ") && error.ends_with("no model has more than 1 tokens"), "{error}");
+    let error = with_manifest(|manifest| manifest.shards[0].file = "../x".into());
+    assert!(error.ends_with("manifest.json: file = \"../x\": is not the name of a file of the run"), "{error}");
     let error = with_manifest(|manifest| manifest.requests.clear());
     assert!(error.ends_with("has no request that ended"), "{error}");
     let error = with_manifest(|manifest| (manifest.requests, manifest.stopped) = (Vec::new(), None));
@@ -100,6 +128,7 @@ fn damaged_recordings_are_refused_by_file_and_line() {
     std::fs::write(run.join("manifest.json"), serde_json::to_vec(&changed).unwrap()).unwrap();
     for part in &whole.requests {
         let lines = text(&part.file).replace("\"writers\":[", "\"writers\":[],\"was\":[");
+        let lines = lines.replace("\"token_ids\":", "\"had\":");
         std::fs::write(run.join(&part.file), lines).unwrap();
     }
     let error = read(&run, Some("hop")).unwrap_err();
@@ -124,5 +153,5 @@ fn what_cannot_be_replayed() {
     assert!(error.contains("has no requests of --recorded \"m/0\"; it has those of hop, turns, speculate"), "{error}");
     assert!(read(directory.path(), Some("hop")).is_ok(), "its only run");
     let error = read(&directory.path().join("none"), None).unwrap_err();
-    assert!(error.contains("No such file"), "{error}");
+    assert!(error.contains("there is no such file"), "{error}");
 }

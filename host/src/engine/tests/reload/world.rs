@@ -25,8 +25,33 @@ pub struct Every {
     weights: Option<&'static str>,
     /// As many as there are instances, and one for each that is kept here.
     alive: Arc<()>,
-    /// Drops of instances wait while it is set.
-    pub holds: Arc<AtomicBool>,
+    /// This hook of its instances waits while it is set.
+    pub holds: Holds,
+}
+
+/// A hook that waits.
+#[derive(Clone, Default)]
+pub struct Holds {
+    hook: Arc<Mutex<Option<Hook>>>,
+    waits: Arc<AtomicBool>,
+}
+
+impl Holds {
+    pub fn set(&self, hook: Option<Hook>) {
+        *self.hook.lock().unwrap() = hook;
+    }
+
+    /// Whether some instance has come there.
+    pub fn waits(&self) -> bool {
+        self.waits.load(Ordering::Relaxed)
+    }
+
+    fn reach(&self, hook: Hook) {
+        while *self.hook.lock().unwrap() == Some(hook) {
+            self.waits.store(true, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 struct Instance {
@@ -34,20 +59,18 @@ struct Instance {
     own: u32,
     wanted: Requirements,
     _alive: Arc<()>,
-    holds: Arc<AtomicBool>,
+    holds: Holds,
 }
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        while self.holds.load(Ordering::Relaxed) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        self.holds.reach(Hook::Drop);
     }
 }
 
 impl Every {
     pub fn new(tokens: u32) -> Self {
-        Self { tokens, weights: None, alive: Arc::default(), holds: Arc::default() }
+        Self { tokens, weights: None, alive: Arc::default(), holds: Holds::default() }
     }
 
     pub fn with_net(tokens: u32, weights: &'static str) -> Self {
@@ -65,7 +88,7 @@ impl Every {
             models: vec![(ModelId(0), "a".into()), (ModelId(1), "b".into())],
             entry: 0,
             policy: Arc::new(Factory(self.tokens, self.weights, Arc::downgrade(&self.alive), self.holds.clone())),
-            settings: "{}".into(),
+            settings: self.tokens.to_string(),
             on_error: OnError::FailRequest,
             budget: crate::policy::monitor::DEFAULT_BUDGET,
             excluded: Vec::new(),
@@ -74,7 +97,7 @@ impl Every {
     }
 }
 
-struct Factory(u32, Option<&'static str>, std::sync::Weak<()>, Arc<AtomicBool>);
+struct Factory(u32, Option<&'static str>, std::sync::Weak<()>, Holds);
 
 impl PolicyFactory for Factory {
     fn name(&self) -> &str {
@@ -84,6 +107,7 @@ impl PolicyFactory for Factory {
         "{}"
     }
     fn create(&self, context: &Context<'_>, _: &str) -> Result<Box<dyn PolicyInstance>, PolicyFailure> {
+        self.3.reach(Hook::Create);
         let refused = PolicyFailure { plugin: "every".into(), hook: "create", message: "0 tokens".into() };
         let mut wanted = Requirements::default();
         if let Some(weights) = self.1 {
@@ -109,6 +133,7 @@ impl PolicyInstance for Instance {
         Ok(None)
     }
     fn route(&mut self, batch: &RouteBatch<'_>, out: &mut [Decision]) -> Result<(), PolicyFailure> {
+        self.holds.reach(Hook::Route);
         for (out, position) in out.iter_mut().zip(batch.positions) {
             if position % self.tokens == self.tokens - 1 {
                 *out = Decision::to(1 - self.own);
