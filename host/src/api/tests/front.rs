@@ -160,6 +160,19 @@ async fn heads_that_are_refused() {
             400,
             "invalid_request",
         ),
+        (
+            "\r\nPOST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+                .into(),
+            400,
+            "invalid_request",
+        ),
+        (
+            "GET /health HTTP/1.1\r\nhost: a\r\n\r\n\
+             POST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+                .into(),
+            400,
+            "invalid_request",
+        ),
         ("POST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabc".into(), 400, ""),
         (format!("GET /{} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", long(9000)), 414, "url_too_long"),
         (format!("GET /{} HTTP/1.1\r\nhost: a\r\n\r\n", long(100_000)), 414, ""),
