@@ -78,6 +78,19 @@ async fn keys_guard_all_but_probes() {
 }
 
 #[tokio::test]
+async fn all_answers_are_aborted_with_both_keys() {
+    let server = guarded(MetricsAccess::ApiKey);
+    for (bearer, key, expected) in [(ADMIN, Some(KEY), 200), (KEY, Some(KEY), 401), (ADMIN, None, 401)] {
+        let mut request = post("/abort_request", json!({"abort_all": true}).to_string());
+        request.headers_mut().insert("authorization", format!("Bearer {bearer}").parse().unwrap());
+        if let Some(key) = key {
+            request.headers_mut().insert("x-api-key", key.parse().unwrap());
+        }
+        assert_eq!(status(&server, request).await, expected, "{bearer} {key:?}");
+    }
+}
+
+#[tokio::test]
 async fn who_reads_metrics_is_a_setting() {
     let open = guarded(MetricsAccess::Open);
     assert_eq!(status(&open, get("/metrics", &[])).await, 200);
