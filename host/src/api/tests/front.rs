@@ -213,8 +213,11 @@ async fn clients_that_send_slowly() {
     let server = limited(Limits { header_timeout: short, body_timeout: short, ..Limits::default() });
     assert_eq!(told(&server, b"GET /health HTTP/1.1\r\nhos".into()).await, "");
     assert_eq!(server.state.front.counters.get(Refusal::SlowHead), 1);
-    let answer = told(&server, b"POST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{".into()).await;
-    assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("connection: close"), "{answer}");
+    for path in ["/generate", "/abort_request"] {
+        let head = format!("POST {path} HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{{");
+        let answer = told(&server, head.into()).await;
+        assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("connection: close"), "{path}: {answer}");
+    }
     // A slow head after a good request, and silence between requests, which is not slow.
     let (address, _stop, _serving) = start(&server).await;
     let answers = tokio::task::spawn_blocking(move || {
