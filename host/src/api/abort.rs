@@ -22,7 +22,7 @@ pub async fn handle(
     headers: HeaderMap,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = read_body(request, state.max_body_bytes).await?;
+    let body = read_body(request, state.max_body_bytes, state.front.limits.body_timeout).await?;
     let mut fields = Fields::parse(&body)?;
     let all = fields.boolean("abort_all")?.unwrap_or(false);
     let names = names(&mut fields)?;

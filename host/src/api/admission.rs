@@ -11,7 +11,7 @@ use hyper::body::{Frame, SizeHint};
 use tokio::sync::watch;
 
 use super::error::ApiError;
-use super::http::{late_body, read_body};
+use super::http::read_body;
 use super::reader::Fields;
 use super::state::AppState;
 
@@ -86,8 +86,7 @@ pub async fn answer<F>(
 where
     F: Future<Output = Result<Response, ApiError>>,
 {
-    let body = tokio::time::timeout(state.front.limits.body_timeout, read_body(request, state.max_body_bytes)).await;
-    let body = body.unwrap_or_else(|_| Err(late_body()))?;
+    let body = read_body(request, state.max_body_bytes, state.front.limits.body_timeout).await?;
     let admitted = state.admissions.admit()?;
     let fields = Fields::parse(&body)?;
     drop(body);

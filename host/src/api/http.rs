@@ -25,10 +25,12 @@ pub fn json_response(status: StatusCode, body: &Value) -> Response {
     response
 }
 
-/// The body of a request whose content type is JSON or not given.
-pub async fn read_body(request: Request, max_bytes: usize) -> Result<Bytes, ApiError> {
+/// The body of a request whose content type is JSON or not given, if it comes within this time.
+pub async fn read_body(request: Request, max_bytes: usize, within: Duration) -> Result<Bytes, ApiError> {
     let (parts, mut body) = request.into_parts();
-    let read = read_accepted(&parts.headers, &mut body, max_bytes).await;
+    let read = tokio::time::timeout(within, read_accepted(&parts.headers, &mut body, max_bytes)).await;
+    // Who is late is not listened to any longer.
+    let read = read.map_err(|_| late_body())?;
     // A client that waits for `100 Continue` sends nothing once it has the answer.
     if read.is_err() && !parts.headers.contains_key(header::EXPECT) {
         tokio::spawn(discard(body));
@@ -46,7 +48,7 @@ pub fn discard_unread(request: Request) -> bool {
     has_body
 }
 
-pub fn late_body() -> ApiError {
+fn late_body() -> ApiError {
     ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", "The request's body did not arrive in time.")
 }
 

@@ -26,8 +26,10 @@ const LONGEST_PATH: usize = 200;
 const NO_PATH: &str = "other";
 /// The client left before its answer was complete.
 const CLIENT_LEFT: u16 = 499;
+/// The server could not complete its answer, whatever status its head had.
+const BROKEN: u16 = 500;
 /// Paths of probes, which come all the time.
-const PROBES: [&str; 4] = ["/health", "/ready", "/metrics", "/metrics/steps"];
+const PROBES: [&str; 6] = ["/health", "/health_generate", "/ping", "/ready", "/metrics", "/metrics/steps"];
 
 tokio::task_local! {
     static CURRENT: Arc<Record>;
@@ -154,7 +156,7 @@ pub async fn every_request(State(state): State<Arc<AppState>>, request: Request,
         began: Instant::now(),
         facts: Mutex::default(),
     });
-    let mut end = End { record: record.clone(), state, status: CLIENT_LEFT, complete: false };
+    let mut end = End { record: record.clone(), state, status: CLIENT_LEFT, complete: false, broken: false };
     let mut response = CURRENT.scope(record.clone(), next.run(request)).await;
     if let Ok(id) = HeaderValue::from_str(&record.id) {
         response.headers_mut().insert(REQUEST_ID, id);
@@ -178,13 +180,20 @@ struct End {
     status: u16,
     /// All of the answer was taken by the connection.
     complete: bool,
+    /// The body came to an error.
+    broken: bool,
 }
 
 impl Drop for End {
     fn drop(&mut self) {
-        let Self { record, state, complete, .. } = self;
-        let status = if *complete { self.status } else { CLIENT_LEFT };
-        if !*complete {
+        let Self { record, state, .. } = self;
+        let status = match self.complete {
+            // A handler or a body that panics drops this on its way.
+            _ if self.broken || std::thread::panicking() => BROKEN,
+            true => self.status,
+            false => CLIENT_LEFT,
+        };
+        if status == CLIENT_LEFT {
             state.counts.client_aborts.add(1);
         }
         state.counts.answered(if record.known_path { &record.path } else { NO_PATH }, status);
@@ -206,6 +215,7 @@ impl HttpBody for Told {
         let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx));
         // A body of known length may not be asked for its end.
         self.end.complete = frame.is_none() || self.body.is_end_stream();
+        self.end.broken |= matches!(frame, Some(Err(_)));
         Poll::Ready(frame)
     }
 

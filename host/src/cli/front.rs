@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::output::Failure;
-use crate::api::{Certificates, Front, KeyRing, Keys, Tls, TlsFiles};
+use crate::api::{Certificates, Front, KeyRing, Keys, Refused, Tls, TlsFiles};
 use crate::config::{self, ApiKey, Config};
 
 /// Largest file of keys.
@@ -68,6 +68,19 @@ impl InForce {
         Self { keys, tls: secrets.certificates.map(|certificates| Arc::new(Tls::new(certificates))) }
     }
 
+    /// Refuse what would let everyone in: keys may change, but not go.
+    pub fn may_become(&self, secrets: &Secrets, config: &Config) -> Result<(), Refused> {
+        let held = self.keys.current().len();
+        if held == 0 || !secrets.keys.is_empty() {
+            return Ok(());
+        }
+        Err(Refused::Restart(format!(
+            "{}: server.api_keys, server.api_key_file = none: the server runs with {held} API keys, and everyone could \
+             ask; keep a key, or restart to serve without",
+            config.file.display()
+        )))
+    }
+
     /// From now on these count. Whether there is TLS at all does not change.
     pub fn replace(&self, secrets: Secrets) {
         let (api_keys, certificates) = (secrets.keys.len(), secrets.certificates.is_some());
@@ -87,5 +100,33 @@ impl InForce {
         (door.keys, door.metrics) = (self.keys.clone(), front.metrics);
         (door.cors, door.limits) = (front.cors.clone(), front.limits);
         door
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reload_does_not_take_all_keys_away() {
+        let of = |keys: &str| {
+            let text = format!("[models.m]\npath = \"m\"\n[server]\n{keys}\n");
+            let config = Config::parse(&text, "c.toml".as_ref(), &Default::default()).unwrap();
+            (Secrets::read(&config).unwrap(), config)
+        };
+        let (none, one, other) = ("", "api_keys = [\"0123456789abcdef\"]", "api_keys = [\"fedcba9876543210\"]");
+        for (before, after) in [(none, none), (none, one), (one, other)] {
+            let (secrets, config) = of(after);
+            assert_eq!(InForce::new(of(before).0).may_become(&secrets, &config), Ok(()), "{before} {after}");
+        }
+        let (secrets, config) = of(none);
+        let Err(Refused::Restart(why)) = InForce::new(of(one).0).may_become(&secrets, &config) else {
+            panic!("everyone is let in");
+        };
+        assert_eq!(
+            why,
+            "c.toml: server.api_keys, server.api_key_file = none: the server runs with 1 API keys, and everyone could \
+             ask; keep a key, or restart to serve without"
+        );
     }
 }

@@ -67,6 +67,7 @@ impl Reloader {
         let config = load(&self.arguments).map_err(Failure::input)?;
         let config = config.taken_over(&current.config).map_err(|e| Refused::Restart(e.to_string()))?;
         let secrets = Secrets::read(&config)?;
+        self.front.may_become(&secrets, &config)?;
         let next = current.with_config(config, self.engine.makers().clone())?;
         // A reload is the operator's word that a disabled route may be tried again.
         let served = self.engine.routes();

@@ -6,6 +6,10 @@ use crate::api::error::ApiError;
 
 /// Looks for a head with both `Content-Length` and `Transfer-Encoding`, whose body servers in a row may read
 /// differently. The HTTP library drops the former before anyone else sees it.
+///
+/// It is fed everything that a connection brings, and does not know where a body ends and the next head begins. So it
+/// looks for both names in lines without an empty one between them: no empty line is within a head, and each of a
+/// head's fields begins a line. Bodies of JSON have no such lines, as names are quoted there.
 #[derive(Clone, Debug, Default)]
 pub struct Scanner {
     /// What the line begins with, in lower case, up to the longest name of interest and one byte more.
@@ -14,7 +18,7 @@ pub struct Scanner {
     named: bool,
     length: bool,
     encoding: bool,
-    over: bool,
+    ambiguous: bool,
 }
 
 const LENGTH: &[u8] = b"content-length";
@@ -24,16 +28,18 @@ impl Scanner {
     pub fn feed(&mut self, bytes: &[u8]) {
         for byte in bytes.iter().copied() {
             match byte {
-                _ if self.over => return,
                 b'\r' => {}
                 b'\n' => {
-                    self.over = self.line.is_empty() && !self.named;
+                    if self.line.is_empty() && !self.named {
+                        (self.length, self.encoding) = (false, false);
+                    }
                     self.line.clear();
                     self.named = false;
                 }
                 b':' if !self.named => {
                     self.length |= self.line == LENGTH;
                     self.encoding |= self.line == ENCODING;
+                    self.ambiguous |= self.length && self.encoding;
                     self.named = true;
                 }
                 _ if self.named || self.line.len() > ENCODING.len() => {}
@@ -42,8 +48,9 @@ impl Scanner {
         }
     }
 
+    /// Whether there was one.
     pub fn ambiguous(&self) -> bool {
-        self.length && self.encoding
+        self.ambiguous
     }
 }
 
@@ -103,6 +110,16 @@ mod tests {
             ("POST / HTTP/1.1\r\ncontent-length: 1\r\nx: transfer-encoding: chunked\r\n\r\n", false),
             ("POST / HTTP/1.1\r\ncontent-length: 1\r\n\r\ntransfer-encoding: chunked\r\n", false),
             ("POST / HTTP/1.1\r\ncontent-lengthy: 1\r\ntransfer-encoding: chunked\r\n\r\n", false),
+            // Empty lines before a head do not count.
+            ("\r\nPOST / HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n", true),
+            ("\n\r\n\nPOST / HTTP/1.1\ncontent-length: 1\ntransfer-encoding: chunked\n\n", true),
+            // One head after another, or after a body.
+            ("GET / HTTP/1.1\r\n\r\nPOST / HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n", true),
+            ("{\n\n}POST / HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n", true),
+            (
+                "POST / HTTP/1.1\r\ncontent-length: 1\r\n\r\n1POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n",
+                false,
+            ),
         ] {
             let mut whole = Scanner::default();
             whole.feed(head.as_bytes());

@@ -47,9 +47,9 @@ pub fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
 }
 
-/// The key that a request shows: as a bearer, or in `x-api-key`.
+/// The key that a request shows: in `x-api-key`, or as a bearer. With both, the bearer may be an admin key.
 pub fn shown(headers: &HeaderMap) -> Option<&[u8]> {
-    bearer(headers).or_else(|| Some(headers.get("x-api-key")?.as_bytes().trim_ascii()))
+    headers.get("x-api-key").map(|key| key.as_bytes().trim_ascii()).or_else(|| bearer(headers))
 }
 
 /// Keys in force, which a reload replaces as a whole.
@@ -90,6 +90,7 @@ mod tests {
         assert_eq!(of(&[("authorization", "bEaReR  k1 ")]).as_deref(), Some("k1"));
         assert_eq!(of(&[("x-api-key", "k2")]).as_deref(), Some("k2"));
         assert_eq!(of(&[("authorization", "Basic abc"), ("x-api-key", "k2")]).as_deref(), Some("k2"));
+        assert_eq!(of(&[("authorization", "Bearer k1"), ("x-api-key", "k2")]).as_deref(), Some("k2"));
         assert_eq!(of(&[("authorization", "Basic abc")]), None);
         assert_eq!(of(&[]), None);
     }

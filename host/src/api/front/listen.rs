@@ -10,6 +10,9 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use super::{Peer, Tls};
 
+/// Connections by a Unix socket that wait to be taken.
+const BACKLOG: u32 = 1024;
+
 /// An address, a Unix socket, or both.
 #[derive(Default)]
 pub struct Listener {
@@ -110,18 +113,25 @@ impl UnixSocket {
     /// Listen at `path`, for users that `mode` lets write. In a runtime.
     pub fn bind(path: &Path, mode: u32) -> Result<Self, SocketError> {
         Self::check(path)?;
-        // It takes its place when it has its mode, so nobody else can ever reach it, and a stale one is replaced.
+        // It listens when it has its mode, so nobody else can ever reach it, and then takes the place of a stale one.
         let mut new = path.as_os_str().to_owned();
         new.push(format!(".{}", std::process::id()));
         let new = PathBuf::from(new);
-        let listener = std::os::unix::net::UnixListener::bind(&new)?;
+        // One that a process of this number left.
+        Self::check(&new)?;
+        if let Err(error) = fs::remove_file(&new)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(error.into());
+        }
+        let socket = tokio::net::UnixSocket::new_stream()?;
+        socket.bind(&new)?;
         let placed = fs::set_permissions(&new, fs::Permissions::from_mode(mode))
-            .and_then(|()| fs::rename(&new, path))
-            .and_then(|()| identity(path));
-        let identity = placed.inspect_err(|_| drop(fs::remove_file(&new)))?;
-        let file = SocketFile { path: path.into(), identity };
-        listener.set_nonblocking(true)?;
-        Ok(Self { listener: UnixListener::from_std(listener)?, _file: file })
+            .and_then(|()| socket.listen(BACKLOG))
+            .and_then(|listener| fs::rename(&new, path).map(|()| listener))
+            .and_then(|listener| Ok((listener, identity(path)?)));
+        let (listener, identity) = placed.inspect_err(|_| drop(fs::remove_file(&new)))?;
+        Ok(Self { listener, _file: SocketFile { path: path.into(), identity } })
     }
 }
 
@@ -134,7 +144,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        assert!(path.exists(), "stale");
+        let own = directory.path().join(format!("s.{}", std::process::id()));
+        drop(std::os::unix::net::UnixListener::bind(&own).unwrap());
+        assert!(path.exists() && own.exists(), "stale");
         let socket = UnixSocket::bind(&path, 0o600).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(matches!(UnixSocket::bind(&path, 0o600), Err(SocketError::InUse)));

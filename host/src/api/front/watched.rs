@@ -20,16 +20,17 @@ pub struct Exchange {
     heads: AtomicUsize,
     /// Between the end of a head and the end of its answer.
     answering: AtomicBool,
-    /// The head now coming in, or last come, gives the length of its body in two ways.
+    /// A head that came, or is coming, gives the length of its body in two ways.
     ambiguous: AtomicBool,
 }
 
 impl Exchange {
-    /// A head is complete. Whether its body has two lengths.
+    /// A head is complete. Whether its body, or that of another head here, has two lengths: heads may come together,
+    /// and then it is not known which one it was.
     pub fn begin(&self) -> bool {
         self.heads.fetch_add(1, Ordering::Relaxed);
         self.answering.store(true, Ordering::Relaxed);
-        self.ambiguous.swap(false, Ordering::Relaxed)
+        self.ambiguous.load(Ordering::Relaxed)
     }
 }
 
@@ -70,17 +71,16 @@ impl<S> Watched<S> {
 
     /// New bytes of the other end.
     fn look(&mut self, bytes: &[u8]) {
+        self.scanner.feed(bytes);
+        if self.scanner.ambiguous() {
+            self.exchange.ambiguous.store(true, Ordering::Relaxed);
+        }
         if bytes.is_empty() || self.exchange.answering.load(Ordering::Relaxed) {
             return;
         }
         let heads = self.exchange.heads.load(Ordering::Relaxed);
         if self.head.as_ref().is_none_or(|(before, _)| *before != heads) {
             self.head = Some((heads, Box::pin(tokio::time::sleep(self.patience.head))));
-            self.scanner = Scanner::default();
-        }
-        self.scanner.feed(bytes);
-        if self.scanner.ambiguous() {
-            self.exchange.ambiguous.store(true, Ordering::Relaxed);
         }
     }
 
@@ -184,6 +184,26 @@ mod tests {
         let result = std::future::poll_fn(|cx| Pin::new(&mut watched).poll_write(cx, b"x")).await;
         assert_eq!(result.unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert_eq!(counters.get(Refusal::Stalled), 1);
+    }
+
+    const AMBIGUOUS: &[u8] = b"POST / HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n";
+
+    #[tokio::test]
+    async fn heads_that_come_early_are_looked_at() {
+        let plain: &[u8] = b"GET / HTTP/1.1\r\n\r\n";
+        // Both in one read.
+        let exchange = Arc::new(Exchange::default());
+        let mut watched = Watched::new(Stuck, exchange.clone(), SHORT, Arc::default());
+        watched.look(&[plain, AMBIGUOUS].concat());
+        assert!(exchange.begin() && exchange.begin());
+        // The second one during the answer to the first.
+        let exchange = Arc::new(Exchange::default());
+        let mut watched = Watched::new(Stuck, exchange.clone(), SHORT, Arc::default());
+        watched.look(plain);
+        assert!(!exchange.begin());
+        watched.look(AMBIGUOUS);
+        drop(Answering(exchange.clone()));
+        assert!(exchange.begin());
     }
 
     #[tokio::test]

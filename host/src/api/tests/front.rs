@@ -78,6 +78,19 @@ async fn keys_guard_all_but_probes() {
 }
 
 #[tokio::test]
+async fn all_answers_are_aborted_with_both_keys() {
+    let server = guarded(MetricsAccess::ApiKey);
+    for (bearer, key, expected) in [(ADMIN, Some(KEY), 200), (KEY, Some(KEY), 401), (ADMIN, None, 401)] {
+        let mut request = post("/abort_request", json!({"abort_all": true}).to_string());
+        request.headers_mut().insert("authorization", format!("Bearer {bearer}").parse().unwrap());
+        if let Some(key) = key {
+            request.headers_mut().insert("x-api-key", key.parse().unwrap());
+        }
+        assert_eq!(status(&server, request).await, expected, "{bearer} {key:?}");
+    }
+}
+
+#[tokio::test]
 async fn who_reads_metrics_is_a_setting() {
     let open = guarded(MetricsAccess::Open);
     assert_eq!(status(&open, get("/metrics", &[])).await, 200);
@@ -160,6 +173,19 @@ async fn heads_that_are_refused() {
             400,
             "invalid_request",
         ),
+        (
+            "\r\nPOST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+                .into(),
+            400,
+            "invalid_request",
+        ),
+        (
+            "GET /health HTTP/1.1\r\nhost: a\r\n\r\n\
+             POST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+                .into(),
+            400,
+            "invalid_request",
+        ),
         ("POST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabc".into(), 400, ""),
         (format!("GET /{} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", long(9000)), 414, "url_too_long"),
         (format!("GET /{} HTTP/1.1\r\nhost: a\r\n\r\n", long(100_000)), 414, ""),
@@ -187,8 +213,11 @@ async fn clients_that_send_slowly() {
     let server = limited(Limits { header_timeout: short, body_timeout: short, ..Limits::default() });
     assert_eq!(told(&server, b"GET /health HTTP/1.1\r\nhos".into()).await, "");
     assert_eq!(server.state.front.counters.get(Refusal::SlowHead), 1);
-    let answer = told(&server, b"POST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{".into()).await;
-    assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("connection: close"), "{answer}");
+    for path in ["/generate", "/abort_request"] {
+        let head = format!("POST {path} HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{{");
+        let answer = told(&server, head.into()).await;
+        assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("connection: close"), "{path}: {answer}");
+    }
     // A slow head after a good request, and silence between requests, which is not slow.
     let (address, _stop, _serving) = start(&server).await;
     let answers = tokio::task::spawn_blocking(move || {

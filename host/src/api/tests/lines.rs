@@ -2,17 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::io;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
+use std::task::{self, Poll};
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::http::Request;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::{Request, StatusCode};
+use axum::routing::get;
 use http_body_util::BodyExt;
+use hyper::body::Frame;
+use tower::ServiceExt;
 use tracing::field::{Field, Visit};
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 use super::fixture::{Options, Server, chat, completion, json_of, post, text_of};
+use crate::api::record::every_request;
 
 type Line = BTreeMap<String, String>;
 
@@ -123,6 +130,39 @@ async fn errors_and_clients_that_leave_are_named() {
     let answer = server.post("/v1/completions", completion());
     assert!(tokio::time::timeout(Duration::from_millis(1), answer).await.is_err());
     has(&lines.only(), &[("status", "499"), ("path", "/v1/completions")]);
+}
+
+/// A body that ends in an error.
+struct Broken;
+
+impl HttpBody for Broken {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut task::Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        Poll::Ready(Some(Err(io::Error::other("broken"))))
+    }
+}
+
+#[tokio::test]
+async fn faults_of_the_server_are_no_clients_that_left() {
+    async fn bug() -> StatusCode {
+        panic!("a bug")
+    }
+    let (lines, _guard) = Lines::gather();
+    let server = Server::saying("ok");
+    let router = axum::Router::new()
+        .route("/broken", get(|| async { Body::new(Broken) }))
+        .route("/bug", get(bug))
+        .layer(axum::middleware::from_fn_with_state(server.state.clone(), every_request));
+    let ask = |path: &str| router.clone().oneshot(Request::get(path).body(Body::empty()).unwrap());
+    let mut response = ask("/broken").await.unwrap();
+    assert!(response.body_mut().frame().await.unwrap().is_err());
+    drop(response);
+    has(&lines.only(), &[("path", "/broken"), ("status", "500")]);
+    assert!(tokio::spawn(ask("/bug")).await.unwrap_err().is_panic());
+    has(&lines.only(), &[("path", "/bug"), ("status", "500")]);
+    assert_eq!(server.state.counts.client_aborts.read(), 0);
 }
 
 #[tokio::test]
