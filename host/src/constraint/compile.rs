@@ -92,7 +92,7 @@ fn try_out(grammar: &Grammar) -> Result<(), CompileError> {
     let nothing = || CompileError(NOTHING.into());
     let mask = match parser.compute_mask() {
         Err(_) if parser.stop_reason() == StopReason::NoExtensionBias => return Err(nothing()),
-        mask => mask.map_err(|e| CompileError(words(e)))?,
+        mask => mask.map_err(|e| refused(&words(e)))?,
     };
     let first = mask.iter().find(|&token| allows(&grammar.texts, token)).ok_or_else(nothing)?;
     let taken_back = parser.consume_token(first).and_then(|()| parser.rollback(1));
