@@ -15,7 +15,7 @@ use super::http::json_response;
 use super::params::{Generation, Names};
 use super::prompt::{Truncate, prompt_logprobs};
 use super::reader::{Fields, Warned};
-use super::run::{Answer, Ask, Options, Run};
+use super::run::{Answer, Ask, Options, Run, check_choices};
 use super::shown::{RequestName, Shown};
 use super::sse::{self, Encoder};
 use super::state::{AppState, Route, unix_time};
@@ -38,6 +38,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let most = truncate.map(|most| most.most(route.room, generation.max_tokens));
     let prompt = state.text_work.chat(&route, messages, template, continues, most).await?;
     let options = Options { default_max_tokens: None, return_signals: shown.routing, prompt_field: "messages" };
+    check_choices(&state, 1, generation.n, "messages")?;
     state.constrain(&route, &mut generation).await?;
     let generation = Arc::new(generation);
     let (id, names) = name.id_and_names("chatcmpl-");

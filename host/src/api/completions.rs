@@ -16,7 +16,7 @@ use super::params::{Generation, Names};
 use super::prompt::{Encoded, Truncate, prompt_logprobs};
 use super::prompts::Prompts;
 use super::reader::{Fields, Warned};
-use super::run::{Answer, Ask, Options, Run};
+use super::run::{Answer, Ask, Options, Run, check_choices};
 use super::shown::{RequestName, Shown};
 use super::sse::{self, Encoder};
 use super::state::{AppState, Route, unix_time};
@@ -40,6 +40,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let prompts = state.text_work.prompts(&route, prompts, "prompt", prepare).await?;
     let options =
         Options { default_max_tokens: Some(DEFAULT_MAX_TOKENS), return_signals: shown.routing, prompt_field: "prompt" };
+    check_choices(&state, prompts.len(), generation.n, "prompt")?;
     state.constrain(&route, &mut generation).await?;
     let generation = Arc::new(generation);
     let (id, names) = name.id_and_names("cmpl-");

@@ -18,7 +18,7 @@ use super::params::{Generation, Names, cache_salt};
 use super::prompt::Encoded;
 use super::prompts::Prompts;
 use super::reader::{Fields, Warned};
-use super::run::{Answer, Ask, Options, Run};
+use super::run::{Answer, Ask, Options, Run, check_choices};
 use super::sse::{self, Encoder};
 use super::state::{AppState, Route};
 use super::structured;
@@ -42,6 +42,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let batch = prompts.batch || n > 1;
     let mut generations = generations;
     let prompts = state.text_work.prompts(&route, prompts, field, Prepare::default()).await?;
+    check_choices(&state, prompts.len(), n, field)?;
     for ((prompt, generation), logprobs) in prompts.iter().zip(&mut generations).zip(&logprobs) {
         let from = logprobs.as_ref().and_then(|wanted| wanted.first_scored(prompt.ids.len()));
         let top = logprobs.as_ref().map_or(0, |wanted| wanted.top);

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
-use super::choice::{Choice, ChoiceError, End, Ending, Entry, Piece};
+use super::choice::{Choice, ChoiceError, End, Ending, Entry, Piece, Reason};
 use super::error::ApiError;
 use super::front::{Deadline, Slot};
 use super::params::Generation;
@@ -38,6 +39,17 @@ pub struct Ask {
     pub names: Vec<String>,
 }
 
+/// Refuse what can never be under way at once. Before anything that costs more than reading.
+pub fn check_choices(state: &AppState, prompts: usize, n: usize, prompt_field: &str) -> Result<(), ApiError> {
+    let per_client = state.front.limits.requests_per_client.unwrap_or(MAX_CHOICES);
+    let most = MAX_CHOICES.min(state.max_requests).min(per_client);
+    if prompts * n <= most {
+        return Ok(());
+    }
+    let message = format!("{prompts} prompts with n = {n} are more than {most} choices.");
+    Err(ApiError::value(prompt_field, message))
+}
+
 /// Choices being generated. Dropping it cancels all of them.
 pub struct Run {
     pieces: mpsc::Receiver<(usize, Result<Piece, ChoiceError>)>,
@@ -66,16 +78,22 @@ impl Run {
     pub async fn start(state: &AppState, route: &Route, asks: Vec<Ask>, options: Options) -> Result<Self, ApiError> {
         let n = asks.first().map_or(1, |ask| ask.generation.n);
         let choices = asks.len() * n;
-        let most = MAX_CHOICES.min(state.max_requests);
-        if choices > most {
-            let message = format!("{} prompts with n = {n} are more than {most} choices.", asks.len());
-            return Err(ApiError::value(options.prompt_field, message));
-        }
+        check_choices(state, asks.len(), n, options.prompt_field)?;
         let prompt_tokens = asks.iter().map(|ask| ask.prompt.len()).sum();
         let mut seen = Seen::new(prompt_tokens, n, route);
         // Before the wait, during which it may be aborted, too.
         let (named, aborted): (Vec<_>, Vec<_>) = asks.iter().map(|ask| state.running.enter(ask.names.clone())).unzip();
-        let (slots, deadline) = state.enter(choices, prompt_tokens).await?;
+        let all_aborted = async {
+            for mut aborted in aborted.clone() {
+                told(&mut aborted).await;
+            }
+        };
+        let (slots, deadline) = tokio::select! {
+            biased;
+            entered = state.enter(choices, prompt_tokens) => entered?,
+            () = all_aborted => return Ok(Self::never_begun(choices, prompt_tokens, seen, named)),
+        };
+        let over = deadline.as_ref().map(Deadline::at);
         let mut running = Vec::with_capacity(choices);
         for (Ask { prompt, generation, .. }, aborted) in asks.into_iter().zip(aborted) {
             let ending = Ending {
@@ -109,9 +127,20 @@ impl Run {
         }
         let (sender, pieces) = mpsc::channel(BUFFER);
         for (index, ((choice, aborted), slot)) in running.into_iter().zip(slots).enumerate() {
-            tokio::spawn(follow(index, choice, aborted, sender.clone(), slot));
+            tokio::spawn(follow(index, choice, aborted, sender.clone(), slot, over));
         }
         Ok(Self { pieces, choices, prompt_tokens, seen, _named: named, deadline })
+    }
+
+    /// All choices were aborted before their turn came.
+    fn never_begun(choices: usize, prompt_tokens: usize, seen: Seen, named: Vec<Named>) -> Self {
+        let (sender, pieces) = mpsc::channel(choices.max(1));
+        for index in 0..choices {
+            let end = Some(End { reason: Reason::Aborted, handoffs: 0, cached_tokens: 0 });
+            // There is room for all.
+            let _ = sender.try_send((index, Ok(Piece { end, ..Piece::default() })));
+        }
+        Self { pieces, choices, prompt_tokens, seen, _named: named, deadline: None }
     }
 
     /// The answer has this `id`.
@@ -138,6 +167,12 @@ impl Run {
             return Poll::Ready(Some((0, Err(ChoiceError::Deadline(error)))));
         }
         let piece = std::task::ready!(self.pieces.poll_recv(cx));
+        // The choices know of the deadline, too, and may be the first to.
+        if let (None, Some(deadline)) = (&piece, &mut self.deadline)
+            && deadline.at() <= Instant::now()
+        {
+            return deadline.poll_over(cx).map(|error| Some((0, Err(ChoiceError::Deadline(error)))));
+        }
         if let Some((index, Ok(piece))) = &piece {
             self.seen.piece(*index, piece);
         }
@@ -163,23 +198,55 @@ impl Run {
     }
 }
 
-/// Pass a choice's pieces on until it ends, is aborted, or nobody listens.
+/// Until the answer is aborted.
+async fn told(aborted: &mut watch::Receiver<bool>) {
+    if aborted.wait_for(|aborted| *aborted).await.is_err() {
+        // Nobody is left who could: the run is over, and whoever waits here ends with it.
+        std::future::pending().await
+    }
+}
+
+/// Pass a choice's pieces on until it ends, is aborted, takes too long, or nobody listens. The engine's part and the slot
+/// are given up then, whether or not the client takes what it is sent.
 async fn follow(
     index: usize,
     mut choice: Choice,
     mut aborted: watch::Receiver<bool>,
     sender: mpsc::Sender<(usize, Result<Piece, ChoiceError>)>,
-    _slot: Slot,
+    slot: Slot,
+    over: Option<Instant>,
 ) {
+    let over = async move {
+        match over {
+            Some(over) => tokio::time::sleep_until(over).await,
+            None => std::future::pending().await,
+        }
+    };
+    let mut over = std::pin::pin!(over);
     loop {
         let piece = tokio::select! {
             () = sender.closed() => return,
-            // The sender lives as long as the run, whose end closes `sender`.
-            Ok(_) = aborted.wait_for(|aborted| *aborted) => Ok(choice.abort()),
+            // What the client is told, the run says.
+            () = &mut over => return,
+            () = told(&mut aborted) => Ok(choice.abort()),
             piece = choice.next() => piece,
         };
         let last = piece.as_ref().map_or(true, |piece| piece.end.is_some());
-        if sender.send((index, piece)).await.is_err() || last {
+        let mut sending = std::pin::pin!(sender.send((index, piece)));
+        let sent = tokio::select! {
+            biased;
+            sent = &mut sending => sent,
+            () = &mut over => return,
+            () = told(&mut aborted), if !last => {
+                let end = choice.abort();
+                drop((choice, slot));
+                if sending.await.is_ok() {
+                    let _ = sender.send((index, Ok(end))).await;
+                }
+                return;
+            }
+        };
+        if sent.is_err() || last {
             return;
         }
     }

@@ -39,7 +39,7 @@ impl Default for TextWork {
 
 impl TextWork {
     /// Do `work` in its turn. A client that leaves before has cost nothing.
-    async fn run<T, W>(&self, work: W) -> Result<T, ApiError>
+    pub(super) async fn run<T, W>(&self, work: W) -> Result<T, ApiError>
     where
         T: Send + 'static,
         W: FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -97,8 +97,14 @@ impl TextWork {
         self.run(move || prompts.list.into_iter().map(one).collect()).await
     }
 
-    /// Tokens of texts, however long they are: nothing is computed of them. `added`: with those that prompts get.
+    /// Tokens of texts, which may be longer than a context: nothing is computed of them. `added`: with those that prompts
+    /// get.
     pub async fn texts(&self, route: &Route, texts: Vec<String>, added: bool) -> Result<Vec<Vec<TokenId>>, ApiError> {
+        let bytes: usize = texts.iter().map(String::len).sum();
+        if bytes > MOST_TEXT {
+            let message = format!("`prompt` has {bytes} bytes; at most {MOST_TEXT} are possible. Send it in parts.");
+            return Err(ApiError::value("prompt", message));
+        }
         let model = Arc::clone(&route.text);
         let one = move |text: String| {
             let ids = if added { model.encode_prompt(&text) } else { model.tokenizer.encode(&text) };
@@ -118,7 +124,10 @@ impl TextWork {
     ) -> Result<Vec<TokenId>, ApiError> {
         let route = route.clone();
         self.run(move || {
-            let last = messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default().to_owned();
+            let mut messages = messages;
+            if continues {
+                mark_end(&mut messages)?;
+            }
             let rendered = route.text.render_chat(messages, options, SystemTime::now()).ok_or_else(|| {
                 let name = &route.name;
                 ApiError::value(
@@ -129,7 +138,7 @@ impl TextWork {
             let rendered = rendered.map_err(|e| {
                 ApiError::value("messages", format!("The model's chat template does not take these messages: {e}."))
             })?;
-            let rendered = if continues { continued(rendered, &last)? } else { rendered };
+            let rendered = if continues { continued(rendered)? } else { rendered };
             check_length(&route, rendered.len(), "messages")?;
             let mut prompt =
                 route.text.encode_chat(&rendered).map_err(|e| ApiError::value("messages", e.to_string()))?;
@@ -144,20 +153,39 @@ impl TextWork {
     }
 }
 
-/// A rendered conversation up to the end of its last message, whose content is `last`. White space at its end stays
-/// as far as the template has written it.
-fn continued(mut rendered: String, last: &str) -> Result<String, ApiError> {
-    let refuse = |message: &str| Err(ApiError::value("continue_final_message", message));
-    let trimmed = last.trim();
-    if trimmed.is_empty() {
-        return refuse("`continue_final_message` needs a last message that is not empty.");
+/// Most bytes of text whose tokens are told: they may take seconds.
+const MOST_TEXT: usize = 256 << 10;
+
+/// Stands at the end of a message that is to be continued while a template renders it: what the template writes behind the
+/// message may look like the message. The space tells whether the template trims messages.
+const END: &str = "\u{F8FE}end of the last message\u{F8FE} ";
+
+/// Put [`END`] behind the last message.
+fn mark_end(messages: &mut [Value]) -> Result<(), ApiError> {
+    let content = messages.last_mut().and_then(|message| message.get_mut("content"));
+    match content {
+        Some(Value::String(text)) if !text.trim().is_empty() => {
+            text.push_str(END);
+            Ok(())
+        }
+        _ => {
+            let message = "`continue_final_message` needs a last message that is not empty.";
+            Err(ApiError::value("continue_final_message", message))
+        }
     }
-    let Some(start) = rendered.rfind(trimmed) else {
-        return refuse("The model's chat template changes the last message, so it cannot be continued.");
+}
+
+/// A rendered conversation up to the end of its last message. White space there stays if the template keeps it.
+fn continued(mut rendered: String) -> Result<String, ApiError> {
+    let Some(end) = rendered.rfind(END.trim_end()) else {
+        let message = "The model's chat template changes the last message, so it cannot be continued.";
+        return Err(ApiError::value("continue_final_message", message));
     };
-    let whole = last.trim_start();
-    let length = if rendered[start..].starts_with(whole) { whole.len() } else { trimmed.len() };
-    rendered.truncate(start + length);
+    let kept = rendered[end..].starts_with(END);
+    rendered.truncate(end);
+    if !kept {
+        rendered.truncate(rendered.trim_end().len());
+    }
     Ok(rendered)
 }
 
@@ -177,16 +205,27 @@ fn check_length(route: &Route, bytes: usize, field: &str) -> Result<(), ApiError
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn the_last_message_has_no_end() {
-        let cut = |rendered: &str, last| continued(rendered.into(), last).ok();
-        assert_eq!(cut("<a>Hi<e><a>Hi the<e>\n", "Hi the").as_deref(), Some("<a>Hi<e><a>Hi the"));
-        assert_eq!(cut("<a>Hi <e>", " Hi ").as_deref(), Some("<a>Hi "), "the template keeps the space");
-        assert_eq!(cut("<a>Hi<e>", "Hi ").as_deref(), Some("<a>Hi"), "the template trims it");
-        assert_eq!(cut("<a>HI<e>", "Hi"), None);
-        assert_eq!(cut("<a><e>", " "), None);
+        let cut = |template: fn(&str) -> String, last: &str| {
+            let mut messages = [json!({"content": "Hi"}), json!({"content": last})];
+            mark_end(&mut messages)?;
+            continued(format!("<a>Hi<e>{}\n", template(messages[1]["content"].as_str().unwrap())))
+        };
+        let (plain, trims) =
+            (|text: &str| format!("<a>{text}<|im_end|>"), |text: &str| format!("<a>{}<e>", text.trim()));
+        // Also where it looks like what the template writes behind it.
+        for last in ["Hi the", " Hi ", ">", "end", "<|im_end|>", "e"] {
+            assert_eq!(cut(plain, last).unwrap(), format!("<a>Hi<e><a>{last}"));
+        }
+        assert_eq!(cut(trims, " Hi ").unwrap(), "<a>Hi<e><a>Hi");
+        assert!(cut(|text| format!("<a>{}<e>", text.to_uppercase()), "Hi").is_err());
+        assert!(cut(|_| String::new(), "Hi").is_err());
+        assert!(cut(plain, " ").is_err());
     }
 
     #[tokio::test]

@@ -95,16 +95,17 @@ async fn text_of(state: Arc<AppState>, mut fields: Fields) -> Result<Response, A
             (prompts.list, prompts.batch)
         }
     };
-    let text = |prompt: &Prompt| match prompt {
+    let model = Arc::clone(&route.text);
+    let text = move |prompt: &Prompt| match prompt {
         Prompt::Tokens(ids) => {
             let mut detokenizer = Detokenizer::keeping(keep);
-            let mut text: String = ids.iter().map(|&id| detokenizer.push(&route.text.tokenizer, id)).collect();
+            let mut text: String = ids.iter().map(|&id| detokenizer.push(&model.tokenizer, id)).collect();
             text.push_str(&detokenizer.flush());
             Ok(text)
         }
         Prompt::Text(_) => Err(ApiError::value("tokens", "`tokens` has text; give token ids.")),
     };
-    let texts: Vec<String> = list.iter().map(text).collect::<Result<_, _>>()?;
+    let texts: Vec<String> = state.text_work.run(move || list.iter().map(text).collect::<Result<_, _>>()).await?;
     let text = if batch { Value::from(texts) } else { texts.into_iter().next().unwrap_or_default().into() };
     // vLLM calls it `prompt`, SGLang `text`.
     Ok(json_response(StatusCode::OK, &json!({"prompt": text, "text": text})))

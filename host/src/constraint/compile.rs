@@ -65,17 +65,31 @@ impl std::fmt::Debug for Grammar {
 /// Compile `form` for `vocabulary`.
 pub fn compile(form: Form, vocabulary: &Vocabulary) -> Result<Grammar, CompileError> {
     let grammar = read(&form)?;
-    let parser = vocabulary.factory.create_parser(grammar).map_err(|e| CompileError(words(e)))?;
+    let parser = vocabulary.factory.create_parser(grammar).map_err(|e| refused(&words(e)))?;
     let start = llguidance::Matcher::new(Ok(parser));
     let grammar = Grammar { form, start, texts: Arc::clone(&vocabulary.texts) };
     try_out(&grammar)?;
     Ok(grammar)
 }
 
+/// What the library says of a form, in words for its author.
+fn refused(words: &str) -> CompileError {
+    if words.contains("NoExtensionBias") {
+        return CompileError(NOTHING.into());
+    }
+    // Its arithmetic ends where numbers do; it catches that itself.
+    if words.contains("panic") {
+        return CompileError("it is beyond what can be compiled: a number in it is too large, or too fine".into());
+    }
+    CompileError(words.trim_end_matches('.').into())
+}
+
+const NOTHING: &str = "it allows no text that this model's tokens can write, but for the empty one";
+
 /// Some grammars compile, and then allow no token, or cannot take one back.
 fn try_out(grammar: &Grammar) -> Result<(), CompileError> {
     let mut parser = grammar.start.deep_clone();
-    let nothing = || CompileError("it allows no text that this model's tokens can write, but for the empty one".into());
+    let nothing = || CompileError(NOTHING.into());
     let mask = match parser.compute_mask() {
         Err(_) if parser.stop_reason() == StopReason::NoExtensionBias => return Err(nothing()),
         mask => mask.map_err(|e| CompileError(words(e)))?,
@@ -96,8 +110,8 @@ fn read(form: &Form) -> Result<TopLevelGrammar, CompileError> {
             Ok(TopLevelGrammar::from_regex(text))
         }
         Form::Choice(texts) => {
-            let quoted: Vec<String> = texts.iter().map(|text| Value::from(text.as_str()).to_string()).collect();
-            Ok(TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}\n", quoted.join(" | "))))
+            let literals: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
+            Ok(TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}\n", literals.join(" | "))))
         }
         Form::Lark(text) => {
             if text.contains("::=") {
@@ -109,6 +123,11 @@ fn read(form: &Form) -> Result<TopLevelGrammar, CompileError> {
             Ok(TopLevelGrammar::from_lark(text.clone()))
         }
     }
+}
+
+/// A literal of Lark: JSON's, but that one character has to be escaped that need not be there.
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
 /// A schema with what this server adds to it.

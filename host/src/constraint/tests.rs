@@ -81,6 +81,25 @@ fn forms_take_what_they_say() {
 }
 
 #[test]
+fn what_cannot_be_compiled_is_told_in_words() {
+    for form in [
+        schema(json!({"type": "integer", "minimum": i64::MIN})),
+        schema(json!({"type": "number", "multipleOf": 1e-9})),
+        schema(json!({"$ref": "#"})),
+        Form::Regex(r"[^\s\S]".into()),
+        Form::Lark("start: start".into()),
+    ] {
+        let Err(CompileError(words)) = compile(form.clone(), &vocabulary().1) else { continue };
+        assert!(!words.contains("panic") && !words.contains("NoExtensionBias"), "{form:?}: {words}");
+        assert!(!words.ends_with('.'), "{form:?}: {words}");
+    }
+    // Debug builds and release builds alike.
+    assert!(compile(schema(json!({"type": "integer", "minimum": i64::MIN})), &vocabulary().1).is_err());
+    let choice = Form::Choice(["\u{7f}", "\0\u{8}\"\\/", "é\u{2028}"].map(str::to_owned).to_vec());
+    assert!(takes(choice.clone(), "\u{7f}") && takes(choice.clone(), "\0\u{8}\"\\/") && takes(choice, "é\u{2028}"));
+}
+
+#[test]
 fn an_answer_is_complete_where_nothing_may_follow() {
     for (form, text, complete) in [
         (schema(json!({"type": "object"})), "{}", true),

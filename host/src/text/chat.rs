@@ -3,8 +3,8 @@
 use std::time::SystemTime;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, Value};
-use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
+use minijinja::value::{Kwargs, Serde, Value, from_args};
+use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior};
 use serde_json::Map;
 
 use super::clock::strftime;
@@ -32,7 +32,7 @@ impl ChatTemplate {
         environment.set_syntax(syntax.map_err(|e| TextError(format!("the template syntax cannot be set: {e}")))?);
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(python_method);
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
@@ -108,6 +108,29 @@ mod tags {
         out.push_str(rest);
         out
     }
+}
+
+/// Python's methods, which templates call: the library's, and those that it lacks.
+fn python_method(state: &mut State<'_, '_>, value: &Value, method: &str, arguments: &[Value]) -> Result<Value, Error> {
+    if let (Some(text), "removeprefix" | "removesuffix") = (value.as_str(), method) {
+        let (part,): (&str,) = from_args(arguments)?;
+        let rest = if method == "removeprefix" { text.strip_prefix(part) } else { text.strip_suffix(part) };
+        return Ok(rest.unwrap_or(text).into());
+    }
+    if let (Some(text), "title", []) = (value.as_str(), method, arguments) {
+        let mut title = String::with_capacity(text.len());
+        let mut inside = false;
+        for c in text.chars() {
+            if inside {
+                title.extend(c.to_lowercase())
+            } else {
+                title.extend(c.to_uppercase())
+            }
+            inside = c.is_alphabetic();
+        }
+        return Ok(title.into());
+    }
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
 }
 
 #[cfg(test)]

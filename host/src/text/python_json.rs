@@ -21,6 +21,19 @@ pub(super) fn dumps(value: &Value, style: &Style) -> String {
     out
 }
 
+/// As Python's `repr`: the fewest digits, with an exponent of at least two below 1e-4 and from 1e16 on.
+fn float_text(float: f64) -> String {
+    let text = format!("{float:e}");
+    let Some((digits, exponent)) = text.split_once('e') else { return text };
+    match exponent.parse::<i32>() {
+        Ok(exponent @ (..-4 | 16..)) => {
+            let sign = if exponent < 0 { '-' } else { '+' };
+            format!("{digits}e{sign}{:02}", exponent.unsigned_abs())
+        }
+        _ => format!("{float:?}"),
+    }
+}
+
 struct Writer<'a> {
     style: &'a Style,
     item: &'a str,
@@ -33,7 +46,10 @@ impl Writer<'_> {
         match value {
             Value::Null => self.out.push_str("null"),
             Value::Bool(flag) => self.out.push_str(if *flag { "true" } else { "false" }),
-            Value::Number(number) => self.out.push_str(&number.to_string()),
+            Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
+                Some(float) => self.out.push_str(&float_text(float)),
+                None => self.out.push_str(&number.to_string()),
+            },
             Value::String(text) => self.string(text),
             Value::Array(items) => self.list('[', ']', items.iter(), depth, |w, item| w.value(item, depth + 1)),
             Value::Object(map) => {

@@ -142,12 +142,14 @@ impl Tokenizer {
     pub fn encode_with_offsets(&self, text: &str, special: bool) -> Result<Vec<(TokenId, usize)>, TextError> {
         let encoding = self.inner.encode_char_offsets(text, special);
         let encoding = encoding.map_err(|e| TextError(format!("the text cannot be tokenised: {e}")))?;
-        // White space that the tokenizer trims from its own offsets belongs to the token behind it, and tokens
-        // that are not in the text lie where the last one ended.
+        // White space that the tokenizer trims from its own offsets belongs to the token behind it, other characters that
+        // its normaliser leaves out to the one before. Tokens that are not in the text lie where the last one ended.
+        let chars: Vec<char> = text.chars().collect();
+        let spaces = |end: usize| chars.iter().take(end).rev().take_while(|c| c.is_whitespace()).count();
         let (mut at, mut last_end) = (0, 0);
         let placed = encoding.get_ids().iter().zip(encoding.get_offsets()).map(|(&id, &(start, end))| {
             let inside = end > start;
-            at = if inside { start.min(last_end).max(at) } else { last_end };
+            at = if inside { start.min(last_end.max(start.saturating_sub(spaces(start)))).max(at) } else { last_end };
             last_end = last_end.max(end);
             (id, at)
         });

@@ -22,6 +22,10 @@ impl Deadline {
         Self { over: Box::pin(tokio::time::sleep_until(arrived + timeout)), timeout, counters }
     }
 
+    pub fn at(&self) -> Instant {
+        self.over.deadline()
+    }
+
     /// Ready once it has passed, with what the client is told.
     pub fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<ApiError> {
         std::task::ready!(self.over.as_mut().poll(cx));

@@ -362,13 +362,47 @@ async fn answers_that_take_too_long() {
 }
 
 #[tokio::test]
-async fn one_that_waits_too_long_leaves_the_line() {
+async fn an_answer_that_nobody_reads_gives_its_place_up_in_time() {
     let mut server = limited(Limits { request_timeout: Some(Duration::from_millis(60)), ..Limits::default() });
     Arc::get_mut(&mut server.state).unwrap().max_requests = 1;
     let mut body = chat();
     (body["ignore_eos"], body["max_tokens"], body["stream"]) = (true.into(), 200.into(), true.into());
-    // Nobody reads it, so it is not over before it is dropped.
     let held = server.post("/v1/chat/completions", body).await;
+    server.idle().await;
+    let slots = tokio::time::timeout(Duration::from_secs(5), server.state.enter(1, 1)).await;
+    assert!(slots.is_ok_and(|entered| entered.is_ok()), "the place is still taken");
+    let text = text_of(held).await;
+    assert!(text.contains("\"code\":\"timeout\"") && text.ends_with("data: [DONE]\n\n"), "{text}");
+}
+
+#[tokio::test]
+async fn one_that_is_aborted_while_it_waits_leaves_the_line() {
+    let mut server = limited(Limits::default());
+    Arc::get_mut(&mut server.state).unwrap().max_requests = 1;
+    let held = server.state.enter(1, 1).await.unwrap();
+    let asked = server.json("/generate", json!({"model": "pair", "text": "Hi", "rid": "mine"}));
+    let abort = async {
+        while !text_of(server.send(get("/metrics", &[])).await).await.contains("tokenrouter_queued_requests 1\n") {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        server.json("/abort_request", json!({"rid": "mine"})).await
+    };
+    let ((status, answer), (aborted, _)) = tokio::join!(asked, abort);
+    assert_eq!((status, aborted), (200, 200), "{answer}");
+    assert_eq!(
+        (&answer["text"], &answer["meta_info"]["finish_reason"]["type"]),
+        (&json!(""), &json!("abort")),
+        "{answer}"
+    );
+    assert!(text_of(server.send(get("/metrics", &[])).await).await.contains("tokenrouter_queued_requests 0\n"));
+    drop(held);
+}
+
+#[tokio::test]
+async fn one_that_waits_too_long_leaves_the_line() {
+    let mut server = limited(Limits { request_timeout: Some(Duration::from_millis(60)), ..Limits::default() });
+    Arc::get_mut(&mut server.state).unwrap().max_requests = 1;
+    let held = server.state.enter(1, 1).await.unwrap();
     let (status, answer) = server.json("/v1/chat/completions", chat()).await;
     assert_eq!((status, &answer["error"]["code"]), (504, &json!("timeout")), "{answer}");
     assert!(text_of(server.send(get("/metrics", &[])).await).await.contains("tokenrouter_queued_requests 0\n"));

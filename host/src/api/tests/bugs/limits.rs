@@ -109,16 +109,14 @@ async fn bug_59_forms_that_cannot_be_read() {
         ("grammar", json!("root ::= \"a\"")),
         ("grammar", json!("start: undefined_rule")),
         ("grammar", json!("start: \"a")),
-        ("grammar", json!("")),
         ("ebnf", json!("start: /(/")),
         ("guided_grammar", json!("start: start")),
         ("structured_outputs.grammar", json!("?!")),
-        ("guided_choice", json!([])),
         ("response_format", json!({"type": "xml"})),
     ])
     .await;
     let server = Server::saying("ok");
-    for (field, value) in [("regex", json!(5)), ("grammar", json!([])), ("response_format", json!("json"))] {
+    for (field, value) in [("regex", json!(5)), ("response_format", json!("json"))] {
         let body = with(asking(CHATS, "pair", &json!({})), &json!({field: value}));
         refused_at(&server, CHATS, body, field.into()).await;
     }

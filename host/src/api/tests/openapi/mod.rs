@@ -76,13 +76,13 @@ fn names(document: &Value, schema: &Value, place: &str, found: &mut BTreeSet<Str
 #[tokio::test]
 async fn its_fields_are_those_that_the_readers_ask_for() {
     let (server, document) = (Server::saying("7"), document());
+    // Places in a list are the client's.
+    let place = regex::Regex::new(r"\[\d+\]").unwrap();
     for (path, bodies) in bodies() {
         asked::take();
         for body in bodies {
             server.post(path, body).await;
         }
-        // Places in a list are the client's.
-        let place = regex::Regex::new(r"\[\d+\]").unwrap();
         let asked: BTreeSet<String> =
             asked::take().iter().map(|name| place.replace_all(name, "[]").into_owned()).collect();
         let schema = &document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"];
