@@ -98,7 +98,12 @@ def requests(document, mode, seen):
             if answer.headers.get("content-type", [""])[0] == "text/event-stream":
                 check_events(document, operation, answer.text)
 
-        one()
+        try:
+            one()
+        except hypothesis.errors.Unsatisfiable:
+            # Where nothing is asked, nothing can be wrong.
+            if mode is GenerationMode.POSITIVE:
+                raise
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fitting", "wrong"])
@@ -106,5 +111,8 @@ def test_answers_are_as_the_document_says(document, http, mode):
     seen = collections.Counter()
     requests(document, mode, seen)
     print(sum(seen.values()), "requests:", dict(seen))
-    assert any(status == 200 for _, status in seen)
+    wanted = 200 if mode is GenerationMode.POSITIVE else 400
+    assert any(status == wanted for _, status in seen)
+    bodies = {f"POST {path}" for path in ("/v1/chat/completions", "/v1/completions", "/generate", "/tokenize")}
+    assert bodies <= {operation for operation, _ in seen}
     assert http.get("/ready").status_code == 200
