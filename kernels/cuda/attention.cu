@@ -1,9 +1,9 @@
 // Attention of rows over paged keys and values in bf16, split along the positions.
 //
-// The unit of work is an item at one key/value head: some consecutive rows of one sequence, whose
-// positions lie in one page. Columns of the matrix products are (row, head of the group) pairs; a page
-// of 16 positions is the 16 rows of a tensor-core instruction, so keys and values go from their pages
-// straight into fragments. Each row stops at its own position.
+// The unit of work is an item at one part of a key/value head: some consecutive rows of one sequence, whose
+// positions lie in one page, and as many of the head's queries as have columns. Columns of the matrix products
+// are (row, query head of the part) pairs; a page of 16 positions is the 16 rows of a tensor-core instruction,
+// so keys and values go from their pages straight into fragments. Each row stops at its own position.
 //
 // The positions are cut into at most CHUNKS chunks. A row's result does not depend on the other rows:
 // chunks follow from the number of pages up to its own, a chunk's pages go round its warps, warps are
@@ -36,14 +36,14 @@ __device__ __forceinline__ float column_sum(float v) {
     return v;
 }
 
-// Queries of an item at a head as fragments: column n * 8 + g in lane 4 g + t.
+// Queries of an item at a part as fragments: column n * 8 + g in lane 4 g + t.
 template <int D, int NT>
-__device__ __forceinline__ void load_queries(const AttentionArgs& a, const Item& item, u32 head, uint4 (&q)[NT][D / 32]) {
+__device__ __forceinline__ void load_queries(const AttentionArgs& a, const Item& item, u32 part, uint4 (&q)[NT][D / 32]) {
     const u32 lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, columns = item.rows * a.group;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
         const u32 c = n * 8 + g;
-        const u16* from = a.q + ((u64)(item.row + c / a.group) * a.kv_heads * a.group + head * a.group + c % a.group) * D + 8 * t;
+        const u16* from = a.q + query_at(a, item.row + c / a.group, part, c % a.group) * D + 8 * t;
 #pragma unroll
         for (int i = 0; i < D / 32; i++) q[n][i] = c < columns ? *(const uint4*)(from + 32 * i) : make_uint4(0, 0, 0, 0);
     }
@@ -210,22 +210,22 @@ __device__ __forceinline__ void merge_chunk(float2& had, float4& out, float2 par
 
 // Outputs d to d + 3 of a column.
 template <int D>
-__device__ __forceinline__ void write_out(const AttentionArgs& a, const Item& item, u32 head, u32 c, u32 d, float4 out, float sum) {
-    const u64 at = ((u64)(item.row + c / a.group) * a.kv_heads * a.group + head * a.group + c % a.group) * D + d;
+__device__ __forceinline__ void write_out(const AttentionArgs& a, const Item& item, u32 part, u32 c, u32 d, float4 out, float sum) {
+    const u64 at = query_at(a, item.row + c / a.group, part, c % a.group) * D + d;
     *(uint2*)(a.out + at) = make_uint2(to_bf16x2(__fdiv_rn(out.x, sum), __fdiv_rn(out.y, sum)), to_bf16x2(__fdiv_rn(out.z, sum), __fdiv_rn(out.w, sum)));
 }
 
-// An item at a head by one block, chunk after chunk. `work` [WARPS][8][D + 4]; `o` [8 NT][D]; `ml`
+// An item at a part by one block, chunk after chunk. `work` [WARPS][8][D + 4]; `o` [8 NT][D]; `ml`
 // [8 NT][D / 4], for each thread of a column.
 template <int D, int NT, int STAGES>
-__device__ __forceinline__ void all_chunks(const AttentionArgs& a, const Item& item, u32 head, u16* rings, u64 (*barriers)[STAGES * 2], float* work,
+__device__ __forceinline__ void all_chunks(const AttentionArgs& a, const Item& item, u32 part, u16* rings, u64 (*barriers)[STAGES * 2], float* work,
                                            float* o, float2* ml) {
     __shared__ float2 work_ml[WARPS * 8];
     const u32 warp = threadIdx.x / WARP, columns = item.rows * a.group, count = chunks(item), step = chunk_pages(item);
-    Pages<D, STAGES> pages(a, item, head, 0, item_pages(item), rings, barriers);
+    Pages<D, STAGES> pages(a, item, part / a.parts, 0, item_pages(item), rings, barriers);
     pages.begin_rest(pages.begin(0));
     uint4 q[NT][D / 32];
-    load_queries<D, NT>(a, item, head, q);
+    load_queries<D, NT>(a, item, part, q);
 #pragma unroll 1
     for (u32 chunk = 0; chunk < count; chunk++) {
         Partial<D, NT> r;
@@ -239,30 +239,30 @@ __device__ __forceinline__ void all_chunks(const AttentionArgs& a, const Item& i
             for (u32 i = threadIdx.x; i < 2 * D; i += WARPS * WARP) {
                 const u32 c = i / (D / 4), d = i % (D / 4) * 4, column = n * 8 + c;
                 if (column >= columns) break;
-                float2 part = merge_warps(work_ml, c);
-                float4 add = merge_warps(work + c * (D + 4) + d, 8 * (D + 4), work_ml, c, part.x);
+                float2 sum = merge_warps(work_ml, c);
+                float4 add = merge_warps(work + c * (D + 4) + d, 8 * (D + 4), work_ml, c, sum.x);
                 float2* sums = ml + column * (D / 4) + d / 4;
                 float4* to = (float4*)(o + column * D + d);
                 if (chunk > 0) {
                     float2 had = *sums;
                     float4 out = *to;
-                    merge_chunk(had, out, part, add);
-                    part = had, add = out;
+                    merge_chunk(had, out, sum, add);
+                    sum = had, add = out;
                 }
                 if (chunk + 1 == count) {
-                    write_out<D>(a, item, head, column, d, add, part.y);
+                    write_out<D>(a, item, part, column, d, add, sum.y);
                     continue;
                 }
-                *sums = part;
+                *sums = sum;
                 *to = add;
             }
         }
     }
 }
 
-// For decoding: grid (CHUNKS, items, kv heads), each cluster an item at a head, each of its blocks a
-// chunk; the output's places are dealt out to the blocks, and each block sends the others its part of
-// theirs. Before sm_90, grid (1, items, kv heads), each block all chunks. Items go before heads: of a bucket
+// For decoding: grid (CHUNKS, items, parts), each cluster an item at a part, each of its blocks a
+// chunk; the output's places are dealt out to the blocks, and each block sends the others what it has of
+// theirs. Before sm_90, grid (1, items, parts), each block all chunks. Items go before parts: of a bucket
 // that is not full the blocks without an item are then between the others, which would all have been put
 // on a few multiprocessors.
 // Dynamic shared memory: 4 PAGE WARPS SPLIT_STAGES D = 256 D bytes.
@@ -272,7 +272,7 @@ __device__ __forceinline__ void all_chunks(const AttentionArgs& a, const Item& i
 template <int D, bool SINGLE>
 __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
     extern __shared__ __align__(128) float work[];
-    const u32 index = blockIdx.y, head = blockIdx.z;
+    const u32 index = blockIdx.y, part = blockIdx.z;
     // What a step uploads is there before its first kernel.
     if (index >= a.header->items) {
         if (index == 0) wait_for_previous();  // some block must
@@ -315,24 +315,24 @@ __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
             }
             __syncwarp();
             asm volatile("bar.arrive 2, %0;" ::"n"((WARPS + 1) * WARP) : "memory");
-            feed<D, STAGES>(a, item, head, first, end, (u16*)work, barriers);
+            feed<D, STAGES>(a, item, part / a.parts, first, end, (u16*)work, barriers);
             return;
         }
         asm volatile("bar.sync 2, %0;" ::"n"((WARPS + 1) * WARP) : "memory");  // the barriers are there
         const u32 thread = kept(threadIdx.x);
         Fed<D, STAGES> pages((u16*)work, barriers, thread);
         wait_for_previous();
-        load_queries<D, 1>(a, item, head, q);
+        load_queries<D, 1>(a, item, part, q);
         attend(a, item, q, pages, thread, first, end, r);
         let_next_start();  // not before: its reading of weights would be in the way
     } else {
         __shared__ u64 barriers[WARPS][STAGES * 2];
-        Pages<D, STAGES> pages(a, item, head, first, end, (u16*)work, barriers);
+        Pages<D, STAGES> pages(a, item, part / a.parts, first, end, (u16*)work, barriers);
         const auto start = pages.begin(item.stored);
         let_next_start();
         wait_for_previous();
         pages.begin_rest(start);
-        load_queries<D, 1>(a, item, head, q);
+        load_queries<D, 1>(a, item, part, q);
         attend(a, item, q, pages, threadIdx.x, first, end, r);
     }
 
@@ -346,7 +346,7 @@ __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
         const float2 ml = merge_warps(work_ml, c);
         const float4 out = merge_warps(work + c * (D + 4) + d, pitch, work_ml, c, ml.x);
         if (count == 1) {
-            write_out<D>(a, item, head, c, d, out, ml.y);
+            write_out<D>(a, item, part, c, d, out, ml.y);
             continue;
         }
         const u32 to = i / own;
@@ -376,17 +376,17 @@ __device__ __forceinline__ void attention_split(const AttentionArgs& a) {
 #pragma unroll
         for (u32 k = 1; k < CHUNKS; k++)
             if (k < count) merge_chunk(had, out, part_ml[k * 8 + c], parts[k * own + i]);
-        write_out<D>(a, item, head, c, d, out, had.y);
+        write_out<D>(a, item, part, c, d, out, had.y);
     }
 #else
     __shared__ float o[8 * D];
     __shared__ float2 ml[2 * D];
     wait_for_previous();
-    all_chunks<D, 1, 1>(a, item, head, nullptr, nullptr, work, o, ml);
+    all_chunks<D, 1, 1>(a, item, part, nullptr, nullptr, work, o, ml);
 #endif
 }
 
-// For prompts, whose rows are enough blocks: grid (items, kv heads), each block all chunks of an item.
+// For prompts, whose rows are enough blocks: grid (items, parts), each block all chunks of an item.
 // Dynamic shared memory: 832 D + 512 bytes; before sm_90, which has no rings, 320 D + 512.
 template <int D>
 __device__ __forceinline__ void attention_whole(const AttentionArgs& a) {
@@ -401,8 +401,8 @@ __device__ __forceinline__ void attention_whole(const AttentionArgs& a) {
     wait_for_previous();
     let_next_start();
     // Heads first: blocks that run at the same time then ask for different pages.
-    const u32 id = blockIdx.y * gridDim.x + blockIdx.x, head = id % a.kv_heads, index = id / a.kv_heads;
-    all_chunks<D, TILES, WHOLE_STAGES>(a, a.items[index], head, (u16*)work, barriers, merging, o, (float2*)(o + 8 * TILES * D));
+    const u32 id = blockIdx.y * gridDim.x + blockIdx.x, part = id % gridDim.y, index = id / gridDim.y;
+    all_chunks<D, TILES, WHOLE_STAGES>(a, a.items[index], part, (u16*)work, barriers, merging, o, (float2*)(o + 8 * TILES * D));
 }
 
 #define ATTENTION(D)                                                                                         \

@@ -24,8 +24,14 @@ struct AttentionArgs {
     u16* out;          // [rows, heads, D]
     float scale;       // of scores, times log2 e; above 0
     u32 kv_heads;
-    u32 group;         // query heads a key/value head
+    u32 parts;         // blocks that share a key/value head, each with query heads of its own
+    u32 group;         // query heads of a block
 };
+
+// Where the query of a row is that is `index` of those of part `part` (key/value head * parts + part of it).
+__device__ __forceinline__ u64 query_at(const AttentionArgs& a, u32 row, u32 part, u32 index) {
+    return (u64)row * a.kv_heads * a.parts * a.group + part * a.group + index;
+}
 
 // Pages up to the item's own, of a chunk, and how many chunks there are. A chunk but the last has a page
 // for every warp.

@@ -2,6 +2,7 @@
 
 use tokenrouter_kernels::gpu::ops::{
     AttentionArgs, Epilogue, Kernels, LinearArgs, MAX_STREAMED_ROWS, PARAMS_WORDS, PrepareArgs, Rows, SamplingArgs,
+    parts,
 };
 use tokenrouter_kernels::gpu::{DevicePtr, GpuError, Stream};
 
@@ -197,6 +198,7 @@ impl Forward<'_> {
 
     unsafe fn attention(&self, layer: usize, size: Size) -> Result<(), GpuError> {
         let (b, config, at) = (self.buffers, self.config, self.rows());
+        let group = (config.heads / config.kv_heads) as u32;
         let args = AttentionArgs {
             q: b.q,
             kv: self.kv(layer),
@@ -206,7 +208,8 @@ impl Forward<'_> {
             out: b.heads,
             scale: std::f32::consts::LOG2_E / (config.head_dim as f32).sqrt(),
             kv_heads: config.kv_heads as u32,
-            group: (config.heads / config.kv_heads) as u32,
+            parts: parts(group),
+            group: group / parts(group),
         };
         // SAFETY: the caller's.
         unsafe {

@@ -7,7 +7,7 @@ use crate::gpu::{Args, DevicePtr, Function, GpuError, Launch, Stream, launch};
 pub const ATTENTION_DIMS: [usize; 4] = [32, 64, 96, 128];
 /// Words of an item, see `attention.cu`.
 pub const ITEM_WORDS: usize = 8;
-/// Columns (rows by heads of a group) of an item for decoding and for prompts.
+/// Columns (rows by query heads of a block) of an item for decoding and for prompts.
 const SPLIT_COLUMNS: u32 = 8;
 pub const WHOLE_COLUMNS: u32 = 32;
 const CHUNKS: u32 = 8;
@@ -19,9 +19,15 @@ const SINGLE_BLOCK: u32 = 160;
 /// H200: a step of 8B at one row took 4.39 ms instead of 3.98).
 const SINGLE_CARVEOUT: u32 = 46;
 
-/// Rows that an item can have.
+/// Blocks that share a key/value head of `group` query heads: as few as make equal parts of at most
+/// [`SPLIT_COLUMNS`] heads. Each reads the head's keys and values for itself.
+pub fn parts(group: u32) -> u32 {
+    (1..=group).find(|&parts| group.is_multiple_of(parts) && group / parts <= SPLIT_COLUMNS).unwrap_or(1)
+}
+
+/// Rows that an item can have, at least one.
 pub fn item_rows(group: u32, whole: bool) -> u32 {
-    (if whole { WHOLE_COLUMNS } else { SPLIT_COLUMNS }) / group
+    (if whole { WHOLE_COLUMNS } else { SPLIT_COLUMNS }) / (group / parts(group))
 }
 
 /// `AttentionArgs` of `attention.cu`.
@@ -36,6 +42,9 @@ pub struct AttentionArgs {
     pub out: DevicePtr,
     pub scale: f32,
     pub kv_heads: u32,
+    /// Blocks a key/value head, see [`parts`].
+    pub parts: u32,
+    /// Query heads of a block.
     pub group: u32,
 }
 
@@ -90,7 +99,7 @@ impl Kernels {
         items: u32,
         args: AttentionArgs,
     ) -> Result<(), GpuError> {
-        let how = self.split(dim, items, args.kv_heads);
+        let how = self.split(dim, items, args.kv_heads * args.parts);
         let (function, how) = match self.attention.single.get(index(dim)) {
             Some(single) if items == 1 => {
                 (single, Launch { block: SINGLE_BLOCK, shared: single_shared(dim as u32), ..how })
@@ -101,10 +110,10 @@ impl Kernels {
         unsafe { launch(function, &how, stream, Args::new().value(&args)) }
     }
 
-    fn split(&self, dim: usize, items: u32, kv_heads: u32) -> Launch {
+    fn split(&self, dim: usize, items: u32, parts: u32) -> Launch {
         let chunks = if self.clusters { CHUNKS } else { 1 };
         Launch {
-            grid: [chunks, items, kv_heads],
+            grid: [chunks, items, parts],
             block: BLOCK,
             cluster: chunks,
             shared: split_shared(dim as u32),
@@ -124,7 +133,7 @@ impl Kernels {
         args: AttentionArgs,
     ) -> Result<(), GpuError> {
         let shared = whole_shared(dim as u32, self.clusters);
-        let grid = [items, args.kv_heads, 1];
+        let grid = [items, args.kv_heads * args.parts, 1];
         let how = Launch { grid, block: BLOCK, cluster: 1, shared, overlap: self.clusters };
         // SAFETY: the caller's.
         unsafe { launch(&self.attention.whole[index(dim)], &how, stream, Args::new().value(&args)) }
@@ -133,4 +142,22 @@ impl Kernels {
 
 fn index(dim: usize) -> usize {
     dim / 32 - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_cut_into_as_few_equal_parts_as_fit() {
+        for (group, of) in [(1, 1), (7, 1), (8, 1), (9, 3), (10, 2), (11, 11), (12, 2), (16, 2), (24, 3), (64, 8)] {
+            assert_eq!(parts(group), of, "{group}");
+        }
+        for group in 1..=256 {
+            let of = parts(group);
+            assert!(group % of == 0 && group / of <= SPLIT_COLUMNS, "{group}");
+            assert!((1..of).all(|fewer| group % fewer != 0 || group / fewer > SPLIT_COLUMNS), "{group}");
+            assert!(item_rows(group, false) >= 1, "{group}");
+        }
+    }
 }

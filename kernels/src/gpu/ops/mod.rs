@@ -13,7 +13,7 @@ use std::path::Path;
 
 use super::{Device, Function, GpuError, HEADERS, Module, Program, SOURCES};
 
-pub use attention::{ATTENTION_DIMS, AttentionArgs, ITEM_WORDS, WHOLE_COLUMNS, item_rows};
+pub use attention::{ATTENTION_DIMS, AttentionArgs, ITEM_WORDS, WHOLE_COLUMNS, item_rows, parts};
 pub use layers::{PrepareArgs, Rows};
 pub use linear::{Epilogue, LinearArgs, MAX_STREAMED_ROWS, TILE, packed_numbers, slices};
 pub use nets::{Activation, Matrix};
