@@ -17,6 +17,7 @@ use super::reader::{Fields, Warned};
 use super::record::Record;
 use super::running::Running;
 use super::tokenise::TextWork;
+use super::traces::Traces;
 use crate::constraint::Compiler;
 use crate::engine::{Engine, ServedRoute};
 use crate::request::TokenId;
@@ -44,6 +45,8 @@ pub struct AppState {
     pub reload: Option<Arc<Reload>>,
     /// Of the HTTP interface.
     pub counts: ApiCounts,
+    /// If requests are traced.
+    pub traces: Option<Traces>,
     /// Of the configuration in force; empty without one.
     pub config_sha256: Arc<ArcSwap<String>>,
     pub(super) started: u64,
@@ -70,6 +73,7 @@ impl AppState {
             front: Front::default(),
             reload: None,
             counts: ApiCounts::default(),
+            traces: None,
             config_sha256: Arc::default(),
             started: unix_time(),
             warned: Warned::default(),

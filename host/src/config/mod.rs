@@ -13,6 +13,7 @@ mod locate;
 pub(crate) mod read;
 mod record;
 mod reload;
+mod traces;
 pub(crate) mod tree;
 
 use std::collections::BTreeMap;
@@ -33,6 +34,7 @@ pub use tree::ENV_PREFIX;
 
 use sha2::{Digest, Sha256};
 
+use crate::api::TraceSettings;
 use crate::engine::OnError;
 use crate::runner::model_config::shapes::Shape;
 
@@ -51,6 +53,7 @@ pub struct Config {
     /// In the order of the file.
     pub routes: Vec<RouteConfig>,
     pub record: Option<RecordConfig>,
+    pub traces: Option<TraceSettings>,
 }
 
 /// `[server]`

@@ -11,6 +11,7 @@ use super::front::front;
 use super::gpu::{device, dtype, gpu};
 use super::key::admin_keys;
 use super::record::record;
+use super::traces::traces;
 use super::tree::{self, Field, Key, Section};
 use super::{Config, DeviceChoice, DtypeChoice, ModelConfig, Pool, RouteConfig, ServerConfig, Weights};
 use crate::engine::OnError;
@@ -35,6 +36,7 @@ pub(super) fn config(text: &str, file: &Path, variables: &BTreeMap<String, Strin
         .transpose()?;
     let models = root.take("models").map(named).transpose()?.unwrap_or_default();
     let recording = root.take("record");
+    let traces = root.take("traces").map(|f| traces(&f)).transpose()?;
     let routes = root.take("routes").map(named).transpose()?.unwrap_or_default();
     root.end()?;
 
@@ -46,7 +48,7 @@ pub(super) fn config(text: &str, file: &Path, variables: &BTreeMap<String, Strin
     let routes = routes.into_iter().map(|(key, field)| route(key, field, &models)).collect::<Result<Vec<_>, _>>()?;
     let names: Vec<&str> = routes.iter().map(|r| &*r.name).chain(models.iter().map(|m| &*m.name)).collect();
     let record = recording.map(|field| record(&field, &names)).transpose()?;
-    Ok(Config { file: file.into(), server, gpu, batching, plugin_dirs, models, routes, record })
+    Ok(Config { file: file.into(), server, gpu, batching, plugin_dirs, models, routes, record, traces })
 }
 
 /// The tables of `[models]` or `[routes]`. Names are what clients write in `model`.

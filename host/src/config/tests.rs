@@ -1,5 +1,6 @@
 mod front;
 mod reload;
+mod traces;
 
 use super::*;
 use crate::online::Settings;
