@@ -51,6 +51,8 @@ pub struct Limits {
     pub header_bytes: usize,
     /// From the first byte of a request to the end of its headers, and for a TLS handshake.
     pub header_timeout: Duration,
+    /// Between requests of one connection.
+    pub idle_timeout: Duration,
     /// For a whole body.
     pub body_timeout: Duration,
     /// Without a byte taken by a client whose answer waits.
@@ -74,6 +76,8 @@ impl Default for Limits {
             headers: 128,
             header_bytes: 65_536,
             header_timeout: Duration::from_secs(30),
+            // Clients keep connections for a minute or so, and would write into one that is being closed.
+            idle_timeout: Duration::from_secs(120),
             body_timeout: Duration::from_secs(300),
             write_timeout: Duration::from_secs(60),
             request_timeout: None,
