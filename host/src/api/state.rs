@@ -16,7 +16,6 @@ use super::params::SamplingDefaults;
 use super::reader::{Fields, Warned};
 use super::record::Record;
 use super::running::Running;
-use super::tokenise::TextWork;
 use crate::constraint::Compiler;
 use crate::engine::{Engine, ServedRoute};
 use crate::request::TokenId;
@@ -49,7 +48,6 @@ pub struct AppState {
     pub(super) started: u64,
     pub(super) warned: Warned,
     pub(super) admissions: Admissions,
-    pub(super) text_work: TextWork,
     pub(super) compiler: Compiler,
     pub(super) running: Running,
     /// `/ready` says no.
@@ -74,7 +72,6 @@ impl AppState {
             started: unix_time(),
             warned: Warned::default(),
             admissions: Admissions::default(),
-            text_work: TextWork::default(),
             compiler: Compiler::default(),
             running: Running::default(),
             leaving: AtomicBool::new(false),
