@@ -22,7 +22,7 @@ fn cases() -> Vec<(&'static str, Form)> {
         ("optional letters", Form::Regex("ab?".repeat(20_000))),
         ("alternatives", Form::Regex(format!("x{}", "|ab".repeat(60_000)))),
         ("different alternatives", Form::Regex((0..20_000).map(|n| format!("{n}x|")).collect::<String>() + "y")),
-        ("stars", Form::Regex("a*".repeat(50_000))),
+        ("stars", Form::Regex("a*".repeat(8_000))),
         ("choices", Form::Choice((0..20_000).map(|n| format!("choice {n}")).collect())),
         ("an enum", schema(json!({"enum": (0..20_000).collect::<Vec<_>>()}))),
         ("a chain of references", chain(&to)),
@@ -39,7 +39,7 @@ fn cases() -> Vec<(&'static str, Form)> {
             ),
         ),
         ("a long sequence", Form::Lark(format!("start: {}\n", "\"a\" ".repeat(40_000)))),
-        ("a long choice", Form::Lark(format!("start: \"b\" {}\n", "| \"a\" ".repeat(30_000)))),
+        ("a long choice", Form::Lark(format!("start: \"b\" {}\n", "| \"a\" ".repeat(10_000)))),
     ]
 }
 
