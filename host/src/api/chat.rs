@@ -36,10 +36,10 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let Asked { mut generation, streaming, shown, messages, template, continues, truncate, name } =
         Asked::read(fields, &route, &state.warned)?;
     let most = truncate.map(|most| most.most(route.room, generation.max_tokens));
-    let prompt = state.text_work.chat(&route, messages, template, continues, most).await?;
+    let prompt = state.chat_tokens(&route, messages, template, continues, most).await?;
     let options = Options { default_max_tokens: None, return_signals: shown.routing, prompt_field: "messages" };
     check_choices(&state, 1, generation.n, "messages")?;
-    state.constrain(&route, &mut generation).await?;
+    state.constrain(&route, [&mut generation]).await?;
     let generation = Arc::new(generation);
     let (id, names) = name.id_and_names("chatcmpl-");
     let ask = Ask { prompt: prompt.clone(), generation: generation.clone(), names };

@@ -37,11 +37,11 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
         Asked::read(fields, &route, &state.warned)?;
     let most = truncate.map(|most| most.most(route.room, Some(generation.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS))));
     let prepare = Prepare { echo, keep_special: generation.keep_special, most };
-    let prompts = state.text_work.prompts(&route, prompts, "prompt", prepare).await?;
+    let prompts = state.prompt_tokens(&route, prompts, "prompt", prepare).await?;
     let options =
         Options { default_max_tokens: Some(DEFAULT_MAX_TOKENS), return_signals: shown.routing, prompt_field: "prompt" };
     check_choices(&state, prompts.len(), generation.n, "prompt")?;
-    state.constrain(&route, &mut generation).await?;
+    state.constrain(&route, [&mut generation]).await?;
     let generation = Arc::new(generation);
     let (id, names) = name.id_and_names("cmpl-");
     let ask =

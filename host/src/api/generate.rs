@@ -41,14 +41,14 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let n = generations.first().map_or(1, |generation| generation.n);
     let batch = prompts.batch || n > 1;
     let mut generations = generations;
-    let prompts = state.text_work.prompts(&route, prompts, field, Prepare::default()).await?;
+    let prompts = state.prompt_tokens(&route, prompts, field, Prepare::default()).await?;
     check_choices(&state, prompts.len(), n, field)?;
     for ((prompt, generation), logprobs) in prompts.iter().zip(&mut generations).zip(&logprobs) {
         let from = logprobs.as_ref().and_then(|wanted| wanted.first_scored(prompt.ids.len()));
         let top = logprobs.as_ref().map_or(0, |wanted| wanted.top);
         generation.sampling.prompt_logprobs = from.map(|from| PromptLogprobs { from, top });
-        state.constrain(&route, generation).await?;
     }
+    state.constrain(&route, &mut generations).await?;
     let names = ids.names(prompts.len(), n, batch);
     let ask = |((prompt, generation), names): ((&Encoded, Generation), &Vec<String>)| Ask {
         prompt: prompt.ids.clone(),

@@ -83,14 +83,11 @@ pub async fn ready(State(state): State<Arc<AppState>>) -> Result<Response, ApiEr
 /// The answer while hooks hang.
 fn hung(hung: &[Hung]) -> Option<Response> {
     let first = hung.first()?;
-    let (names, hook) = (&first.names, first.hook.name());
     let message = format!(
-        "hook `{hook}` of plugin `{}` has not come back for {} s: model `{}` stands still, route `{}` waits; if it goes on, \
-         restart the server",
-        names.plugin,
-        first.lasted.as_secs(),
-        names.model,
-        names.route
+        "{}: model `{}` stands still, route `{}` waits; if it goes on, restart the server",
+        first.not_back(),
+        first.names.model,
+        first.names.route
     );
     let mut body = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, PLUGIN_HUNG, message).body();
     body["hooks"] = hung.iter().map(described).collect();

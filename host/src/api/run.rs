@@ -13,7 +13,8 @@ use super::params::Generation;
 use super::running::Named;
 use super::seen::Seen;
 use super::state::{AppState, Route};
-use crate::request::{NewRequest, Score, TokenId};
+use crate::constraint::Constraint;
+use crate::request::{NewRequest, SamplingParams, Score, TokenId};
 
 /// Most choices of one HTTP request, over all its prompts.
 const MAX_CHOICES: usize = 256;
@@ -94,7 +95,7 @@ impl Run {
             () = all_aborted => return Ok(Self::never_begun(choices, prompt_tokens, seen, named)),
         };
         let over = deadline.as_ref().map(Deadline::at);
-        let mut running = Vec::with_capacity(choices);
+        let mut submitting = Vec::with_capacity(choices);
         for (Ask { prompt, generation, .. }, aborted) in asks.into_iter().zip(aborted) {
             let ending = Ending {
                 eos: Arc::clone(&route.eos),
@@ -119,11 +120,15 @@ impl Run {
                     return_signals: options.return_signals,
                     cache_salt: generation.cache_salt.clone(),
                 };
-                let stream = state.engine.submit(request).map_err(|e| ApiError::refused(&e, options.prompt_field))?;
-                seen.submitted(&stream);
-                let choice = Choice::new(stream, Arc::clone(&route.text), ending.clone()).scoring(to_score.clone());
-                running.push((choice, aborted.clone()));
+                submitting.push((request, ending.clone(), to_score.clone(), aborted.clone()));
             }
+        }
+        prepare(state, submitting.iter().map(|(request, ..)| &request.sampling)).await?;
+        let mut running = Vec::with_capacity(choices);
+        for (request, ending, to_score, aborted) in submitting {
+            let stream = state.engine.submit(request).map_err(|e| ApiError::refused(&e, options.prompt_field))?;
+            seen.submitted(&stream);
+            running.push((Choice::new(stream, Arc::clone(&route.text), ending).scoring(to_score), aborted));
         }
         let (sender, pieces) = mpsc::channel(BUFFER);
         for (index, ((choice, aborted), slot)) in running.into_iter().zip(slots).enumerate() {
@@ -196,6 +201,19 @@ impl Run {
         }
         Ok(answers)
     }
+}
+
+/// Make what answers of a form need for themselves: neither a thread that serves connections nor one that decodes should.
+async fn prepare(state: &AppState, all: impl Iterator<Item = &SamplingParams>) -> Result<(), ApiError> {
+    let constraints: Vec<Constraint> = all.filter_map(|sampling| sampling.constraint.clone()).collect();
+    if constraints.is_empty() {
+        return Ok(());
+    }
+    let prepare = move || {
+        constraints.iter().for_each(Constraint::prepare);
+        Ok(())
+    };
+    state.work(prepare).await
 }
 
 /// Until the answer is aborted.

@@ -21,9 +21,6 @@ use super::admission::holding;
 use super::front::{Ambiguous, Answering, Exchange, Listener, NoSeat, Peer, Refusal, Seats, Stream, Tls, Watched};
 use super::state::AppState;
 
-/// How long an idle connection stays open. Below the idle time of common clients, they would meet connections
-/// that were just closed.
-pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// What the HTTP library takes before the limits of the door count, which answer in JSON.
 const MOST_HEADERS: usize = 512;
 const HEAD_ROOM: usize = 4;
@@ -188,10 +185,12 @@ impl Door {
             // Shutting down a connection that has read nothing would close it unanswered.
             .keep_alive(!draining)
             .timer(TokioTimer::new())
-            .header_read_timeout(IDLE_TIMEOUT.max(front.limits.header_timeout))
+            // The library counts it from the end of the answer before; heads that come slowly are cut off by the stream.
+            .header_read_timeout(front.limits.idle_timeout.max(front.limits.header_timeout))
             .max_headers(MOST_HEADERS.max(front.limits.headers + 1))
             .max_buf_size((front.limits.header_bytes + front.limits.url_bytes) * HEAD_ROOM)
-            // A client that closes its side has gone: its requests are cancelled.
+            // A client that closes its side has gone: its requests are cancelled. One that only writes nothing more looks the
+            // same until it is sent something.
             .half_close(false)
             .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
         let mut connection = std::pin::pin!(connection);

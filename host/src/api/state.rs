@@ -16,7 +16,6 @@ use super::params::SamplingDefaults;
 use super::reader::{Fields, Warned};
 use super::record::Record;
 use super::running::Running;
-use super::tokenise::TextWork;
 use super::traces::Traces;
 use crate::constraint::Compiler;
 use crate::engine::{Engine, ServedRoute};
@@ -52,7 +51,6 @@ pub struct AppState {
     pub(super) started: u64,
     pub(super) warned: Warned,
     pub(super) admissions: Admissions,
-    pub(super) text_work: TextWork,
     pub(super) compiler: Compiler,
     pub(super) running: Running,
     /// `/ready` says no.
@@ -78,7 +76,6 @@ impl AppState {
             started: unix_time(),
             warned: Warned::default(),
             admissions: Admissions::default(),
-            text_work: TextWork::default(),
             compiler: Compiler::default(),
             running: Running::default(),
             leaving: AtomicBool::new(false),

@@ -1,13 +1,16 @@
 //! Fields that ask for an answer of a given form, under the names of several servers.
 
-use axum::http::StatusCode;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::error::ApiError;
 use super::params::Generation;
 use super::reader::{Fields, nothing, shown};
 use super::state::{AppState, Route};
-use crate::constraint::{Constraint, Form, Refused};
+use crate::constraint::{Constraint, Form, Grammar, MAX_BYTES, Patience, Refused};
 
 /// A form with the name of the field that asks for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,8 +19,8 @@ pub struct Wanted {
     pub form: Form,
 }
 
-/// How the value of a field becomes a form.
-pub(super) type Read = fn(&str, Value) -> Result<Form, ApiError>;
+/// How the value of a field becomes a form; `None` if it asks for none.
+pub(super) type Read = fn(&str, Value) -> Result<Option<Form>, ApiError>;
 
 pub(super) const FIELDS: &[(&str, Read)] = &[
     ("json_schema", schema),
@@ -63,15 +66,15 @@ pub fn only(first: Option<Wanted>, second: Option<Wanted>) -> Result<Option<Want
 
 fn read_all(fields: &mut Fields, of: &[(&str, Read)], wanted: &mut Option<Wanted>) -> Result<(), ApiError> {
     for (name, read) in of {
-        let Some(value) = fields.take(name).filter(|value| !off(value)) else { continue };
+        let Some(value) = fields.take(name) else { continue };
         let field = fields.name(name);
-        let form = read(&field, value)?;
+        let Some(form) = read(&field, value)? else { continue };
         *wanted = only(wanted.take(), Some(Wanted { field, form }))?;
     }
     Ok(())
 }
 
-/// False, 0, "" and []. An empty object is a value like any other: an empty schema still asks for JSON.
+/// False, 0, "" and [] ask for nothing. An empty object is a value like any other: an empty schema still asks for JSON.
 pub fn off(value: &Value) -> bool {
     nothing(value) && !value.is_object()
 }
@@ -90,7 +93,10 @@ fn response_format(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
                 format.object("json_schema")?.ok_or_else(|| missing(format!("{field}.json_schema")))?;
             let name = schema_object.name("schema");
             let value = schema_object.take("schema").ok_or_else(|| missing(name.clone()))?;
-            schema(&name, value)?
+            match schema(&name, value)? {
+                Some(form) => form,
+                None => return Err(missing(name)),
+            }
         }
         Some("structural_tag") => {
             return Err(ApiError::unsupported(&kind, "ask with `json_schema`, or with a grammar in `grammar`"));
@@ -107,64 +113,118 @@ fn response_format(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
     Ok(Some(Wanted { field, form }))
 }
 
-fn schema(field: &str, value: Value) -> Result<Form, ApiError> {
+/// A schema, or its text. False is one that nothing satisfies: free text would be the opposite of it.
+fn schema(field: &str, value: Value) -> Result<Option<Form>, ApiError> {
     match value {
-        Value::String(text) => Ok(Form::JsonSchema(text)),
-        Value::Object(_) | Value::Bool(_) => Ok(Form::JsonSchema(value.to_string())),
-        other => Err(ApiError::wrong_type(field, "a JSON schema or the text of one", &other)),
+        Value::Bool(false) => {
+            let message = format!("`{field}` is false, a schema that no answer satisfies; leave it out for free text.");
+            Err(ApiError::value(field, message))
+        }
+        Value::Object(_) | Value::Bool(_) => Ok(Some(Form::JsonSchema(value.to_string()))),
+        other => text(field, "a JSON schema or the text of one", other).map(|text| text.map(Form::JsonSchema)),
     }
 }
 
-fn json_object(field: &str, value: Value) -> Result<Form, ApiError> {
+fn json_object(field: &str, value: Value) -> Result<Option<Form>, ApiError> {
     match value {
-        Value::Bool(true) => Ok(Form::json_object()),
+        Value::Bool(true) => Ok(Some(Form::json_object())),
+        value if off(&value) => Ok(None),
         other => Err(ApiError::wrong_type(field, "a boolean", &other)),
     }
 }
 
-fn text(field: &str, value: Value) -> Result<String, ApiError> {
+/// A text. An empty one asks for nothing, as with other servers: clients send it for a setting that is not set.
+fn text(field: &str, wanted: &str, value: Value) -> Result<Option<String>, ApiError> {
     match value {
-        Value::String(text) => Ok(text),
-        other => Err(ApiError::wrong_type(field, "a string", &other)),
+        Value::String(text) => Ok(Some(text).filter(|text| !text.is_empty())),
+        other => Err(ApiError::wrong_type(field, wanted, &other)),
     }
 }
 
-fn regex(field: &str, value: Value) -> Result<Form, ApiError> {
-    text(field, value).map(Form::Regex)
+fn regex(field: &str, value: Value) -> Result<Option<Form>, ApiError> {
+    text(field, "a string", value).map(|text| text.map(Form::Regex))
 }
 
-fn grammar(field: &str, value: Value) -> Result<Form, ApiError> {
-    text(field, value).map(Form::Lark)
+fn grammar(field: &str, value: Value) -> Result<Option<Form>, ApiError> {
+    text(field, "a string", value).map(|text| text.map(Form::Lark))
 }
 
-fn choice(field: &str, value: Value) -> Result<Form, ApiError> {
+fn choice(field: &str, value: Value) -> Result<Option<Form>, ApiError> {
     let Value::Array(items) = value else { return Err(ApiError::wrong_type(field, "a list of strings", &value)) };
-    let texts = items.into_iter().map(|item| text(field, item)).collect::<Result<Vec<_>, _>>()?;
-    if texts.iter().any(String::is_empty) {
-        return Err(ApiError::value(field, format!("Each string of `{field}` must have at least 1 byte.")));
+    if items.is_empty() {
+        let message = format!("`{field}` has no string, so no answer is one of them; leave it out for free text.");
+        return Err(ApiError::value(field, message));
     }
-    Ok(Form::Choice(texts))
+    let text = |item| match text(field, "a list of strings", item)? {
+        Some(text) => Ok(text),
+        None => Err(ApiError::value(field, format!("Each string of `{field}` must have at least 1 byte."))),
+    };
+    let texts = items.into_iter().map(text).collect::<Result<_, _>>()?;
+    Ok(Some(Form::Choice(texts)))
 }
 
 impl AppState {
-    /// Compile the form that `generation` asks for.
-    pub(super) async fn constrain(&self, route: &Route, generation: &mut Generation) -> Result<(), ApiError> {
-        let Some(Wanted { field, form }) = generation.form.take() else { return Ok(()) };
-        let grammar = self.compiler.grammar(form, &route.text).await.map_err(|refused| match refused {
-            Refused::Form(error) => {
-                ApiError::value(field.clone(), format!("`{field}` cannot be the form of an answer: {error}."))
+    /// Compile the forms that the prompts of one request ask for, one after the other: together they have the size and the
+    /// time of one.
+    pub(super) async fn constrain<'a>(
+        &self,
+        route: &Route,
+        generations: impl IntoIterator<Item = &'a mut Generation>,
+    ) -> Result<(), ApiError> {
+        let wanted =
+            generations.into_iter().filter_map(|generation| generation.form.take().map(|form| (generation, form)));
+        let wanted: Vec<_> = wanted.collect();
+        let different: HashSet<&Form> = wanted.iter().map(|(_, wanted)| &wanted.form).collect();
+        let bytes: usize = different.iter().map(|form| form.bytes()).sum();
+        if let [_, .., (_, last)] = &wanted[..]
+            && different.len() > 1
+            && bytes > MAX_BYTES
+        {
+            let message = format!(
+                "The forms of this request have {bytes} bytes; {MAX_BYTES} are possible together. Ask in several requests."
+            );
+            return Err(ApiError::value(last.field.clone(), message));
+        }
+        let mut patience = self.compiler.patience();
+        let mut grammars: HashMap<Form, Arc<Grammar>> = HashMap::new();
+        for (generation, Wanted { field, form }) in wanted {
+            let grammar = match grammars.get(&form).cloned() {
+                Some(grammar) => grammar,
+                None => self.grammar(route, &field, &form, &mut patience).await?,
+            };
+            grammars.insert(form, Arc::clone(&grammar));
+            generation.sampling.constraint = Some(Constraint::new(grammar));
+        }
+        Ok(())
+    }
+
+    async fn grammar(
+        &self,
+        route: &Route,
+        field: &str,
+        form: &Form,
+        patience: &mut Patience,
+    ) -> Result<Arc<Grammar>, ApiError> {
+        let outcome = match self.compiler.find(form, &route.text, patience).await {
+            Some(outcome) => outcome,
+            None => {
+                let begun = Instant::now();
+                let turn = tokio::time::timeout(patience.turns, self.front.forms().turn()).await;
+                patience.turns = patience.turns.saturating_sub(begun.elapsed());
+                let turn = turn.map_err(|_| ApiError::overloaded("other forms are being compiled"))?;
+                let turn = turn.map_err(|full| self.front.refused(full, "forms to compile"))?;
+                self.compiler.compile(form.clone(), &route.text, turn, patience).await
             }
-            Refused::Busy => {
-                let message = "The server is busy compiling other grammars. Try again in a moment.";
-                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "server_overloaded", message)
+        };
+        outcome.map_err(|refused| match refused {
+            Refused::Form(error) => {
+                ApiError::value(field, format!("`{field}` cannot be the form of an answer: {error}."))
             }
             Refused::Failed(message) => {
                 tracing::error!(field, message, "a form could not be compiled");
                 ApiError::internal(format!("`{field}` could not be compiled; the server's log has the details."))
             }
-        })?;
-        generation.sampling.constraint = Some(Constraint::new(grammar));
-        Ok(())
+        })
     }
 }
 
@@ -208,7 +268,11 @@ mod tests {
         ] {
             assert_eq!(of(body.clone()), Ok(Some(Wanted { field: field.into(), form })), "{body}");
         }
-        for body in [json!({}), json!({"response_format": {"type": "text"}}), json!({"structured_outputs": {}})] {
+        let nothing = json!({"json_schema": null, "regex": "", "ebnf": "", "grammar": "", "guided_choice": null,
+            "guided_grammar": "", "guided_json": "", "structured_outputs": {"json_object": false, "regex": ""}});
+        for body in
+            [json!({}), json!({"response_format": {"type": "text"}}), json!({"structured_outputs": {}}), nothing]
+        {
             assert_eq!(of(body.clone()), Ok(None), "{body}");
         }
     }
@@ -239,6 +303,23 @@ mod tests {
             (json!({"guided_choice": "a"}), "guided_choice", "invalid_type"),
             (json!({"guided_choice": ["a", ""]}), "guided_choice", "invalid_value"),
             (json!({"guided_choice": ["a", 1]}), "guided_choice", "invalid_type"),
+            (json!({"guided_choice": []}), "guided_choice", "invalid_value"),
+            (json!({"structured_outputs": {"choice": []}}), "structured_outputs.choice", "invalid_value"),
+            (json!({"json_schema": false}), "json_schema", "invalid_value"),
+            (json!({"guided_json": false}), "guided_json", "invalid_value"),
+            (json!({"structured_outputs": {"json": false}}), "structured_outputs.json", "invalid_value"),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"schema": false}}}),
+                "response_format.json_schema.schema",
+                "invalid_value",
+            ),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"schema": ""}}}),
+                "response_format.json_schema.schema",
+                "missing_required_parameter",
+            ),
+            (json!({"json_schema": []}), "json_schema", "invalid_type"),
+            (json!({"regex": false}), "regex", "invalid_type"),
             (json!({"regex": {}}), "regex", "invalid_type"),
         ] {
             let error = of(body.clone()).unwrap_err();

@@ -5,12 +5,12 @@ use std::time::SystemTime;
 
 use axum::http::StatusCode;
 use serde_json::{Map, Value};
-use tokio::sync::Semaphore;
 
 use super::error::ApiError;
+use super::front::{Front, Waiting};
 use super::prompt::{Echo, Encoded};
 use super::prompts::{Prompt, Prompts};
-use super::state::Route;
+use super::state::{AppState, Route};
 use crate::request::TokenId;
 
 /// Normalisers may shorten a text before it is cut into tokens; by more than this none is expected to.
@@ -26,39 +26,36 @@ pub struct Prepare {
     pub most: Option<usize>,
 }
 
-/// As many texts are worked on at once as there are cores; the others wait without a thread.
-#[derive(Debug)]
-pub struct TextWork(Arc<Semaphore>);
-
-impl Default for TextWork {
-    fn default() -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self(Arc::new(Semaphore::new(cores)))
-    }
+/// Do `work` when its turn comes in `line`. A client that leaves before has cost nothing.
+async fn in_turn<T, W>(front: &Front, line: &Arc<Waiting>, work: W) -> Result<T, ApiError>
+where
+    T: Send + 'static,
+    W: FnOnce() -> Result<T, ApiError> + Send + 'static,
+{
+    let turn = line.turn().await.map_err(|full| front.refused(full, "texts to read"))?;
+    let task = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        work()
+    });
+    task.await.map_err(|error| {
+        // What a panic says is for the log alone.
+        tracing::error!(%error, "reading a text failed");
+        ApiError::internal("The text of the request could not be processed; the server's log has the details.")
+    })?
 }
 
-impl TextWork {
-    /// Do `work` in its turn. A client that leaves before has cost nothing.
-    pub(super) async fn run<T, W>(&self, work: W) -> Result<T, ApiError>
+impl AppState {
+    /// Do `work` with a text of the caller in its turn.
+    pub(super) async fn work<T, W>(&self, work: W) -> Result<T, ApiError>
     where
         T: Send + 'static,
         W: FnOnce() -> Result<T, ApiError> + Send + 'static,
     {
-        let closed = |_| ApiError::internal("The server no longer reads texts.");
-        let turn = Arc::clone(&self.0).acquire_owned().await.map_err(closed)?;
-        let task = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
-            work()
-        });
-        task.await.map_err(|error| {
-            // What a panic says is for the log alone.
-            tracing::error!(%error, "reading a text failed");
-            ApiError::internal("The text of the request could not be processed; the server's log has the details.")
-        })?
+        in_turn(&self.front, self.front.texts(), work).await
     }
 
     /// Tokens of all prompts.
-    pub async fn prompts(
+    pub(super) async fn prompt_tokens(
         &self,
         route: &Route,
         prompts: Prompts,
@@ -94,12 +91,17 @@ impl TextWork {
             }
             Ok(encoded)
         };
-        self.run(move || prompts.list.into_iter().map(one).collect()).await
+        self.work(move || prompts.list.into_iter().map(one).collect()).await
     }
 
     /// Tokens of texts, which may be longer than a context: nothing is computed of them. `added`: with those that prompts
     /// get.
-    pub async fn texts(&self, route: &Route, texts: Vec<String>, added: bool) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    pub(super) async fn text_tokens(
+        &self,
+        route: &Route,
+        texts: Vec<String>,
+        added: bool,
+    ) -> Result<Vec<Vec<TokenId>>, ApiError> {
         let bytes: usize = texts.iter().map(String::len).sum();
         if bytes > MOST_TEXT {
             let message = format!("`prompt` has {bytes} bytes; at most {MOST_TEXT} are possible. Send it in parts.");
@@ -110,11 +112,11 @@ impl TextWork {
             let ids = if added { model.encode_prompt(&text) } else { model.tokenizer.encode(&text) };
             ids.map_err(|e| ApiError::value("prompt", format!("`prompt`: {e}.")))
         };
-        self.run(move || texts.into_iter().map(one).collect()).await
+        self.work(move || texts.into_iter().map(one).collect()).await
     }
 
     /// Tokens of a conversation. `continues`: of its last message without an end. `most`: the last ones alone.
-    pub async fn chat(
+    pub(super) async fn chat_tokens(
         &self,
         route: &Route,
         messages: Vec<Value>,
@@ -123,7 +125,7 @@ impl TextWork {
         most: Option<usize>,
     ) -> Result<Vec<TokenId>, ApiError> {
         let route = route.clone();
-        self.run(move || {
+        self.work(move || {
             let mut messages = messages;
             if continues {
                 mark_end(&mut messages)?;
@@ -230,26 +232,26 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_keeps_its_words_to_itself() {
-        let work = TextWork::default();
-        let error = work.run::<(), _>(|| panic!("a secret")).await.unwrap_err();
+        let front = Front::default();
+        let error = in_turn::<(), _>(&front, front.texts(), || panic!("a secret")).await.unwrap_err();
         assert_eq!((error.status.as_u16(), error.code), (500, "internal_error"));
         assert!(!error.message.contains("secret") && !error.message.contains("panic"), "{}", error.message);
     }
 
     #[tokio::test]
     async fn a_client_that_leaves_in_the_queue_costs_nothing() {
-        let work = TextWork(Arc::new(Semaphore::new(1)));
-        let busy = Arc::clone(&work.0).acquire_owned().await.unwrap();
+        let (front, line) = (Front::default(), Arc::new(Waiting::for_work(1, None)));
+        let busy = line.turn().await.unwrap();
         let (ran, runs) = std::sync::mpsc::channel();
         {
-            let mut waiting = Box::pin(work.run(move || {
+            let mut waiting = Box::pin(in_turn(&front, &line, move || {
                 ran.send(()).unwrap();
                 Ok(())
             }));
             assert!(futures_poll(waiting.as_mut()).is_pending());
         }
         drop(busy);
-        work.run(|| Ok(())).await.unwrap();
+        in_turn(&front, &line, || Ok(())).await.unwrap();
         assert!(runs.try_recv().is_err());
     }
 

@@ -35,20 +35,24 @@ async fn tokens_of(state: Arc<AppState>, mut fields: Fields) -> Result<Response,
         None => (vec![conversation_tokens(&state, &route, &mut fields).await?], false),
     };
     fields.finish(&state.warned);
-    let strings_of = |ids: &Vec<TokenId>| -> Value {
-        let bytes = |id: &TokenId| readable(route.text.tokenizer.bytes(*id).unwrap_or_default());
-        ids.iter().map(bytes).collect()
+    // As long as the text, so in its turn.
+    let response = move || {
+        let strings_of = |ids: &Vec<TokenId>| -> Value {
+            let bytes = |id: &TokenId| readable(route.text.tokenizer.bytes(*id).unwrap_or_default());
+            ids.iter().map(bytes).collect()
+        };
+        let body = |count: Value, tokens: Value, strings: Value| json!({"count": count, "max_model_len": route.context, "tokens": tokens, "token_strs": strings});
+        let body = if batch {
+            let strings = if strings { lists.iter().map(strings_of).collect() } else { Value::Null };
+            body(lists.iter().map(Vec::len).collect(), json!(lists), strings)
+        } else {
+            let ids = lists.into_iter().next().unwrap_or_default();
+            let strings = if strings { strings_of(&ids) } else { Value::Null };
+            body(ids.len().into(), ids.into(), strings)
+        };
+        Ok(json_response(StatusCode::OK, &body))
     };
-    let body = |count: Value, tokens: Value, strings: Value| json!({"count": count, "max_model_len": route.context, "tokens": tokens, "token_strs": strings});
-    let body = if batch {
-        let strings = if strings { lists.iter().map(strings_of).collect() } else { Value::Null };
-        body(lists.iter().map(Vec::len).collect(), json!(lists), strings)
-    } else {
-        let ids = lists.into_iter().next().unwrap_or_default();
-        let strings = if strings { strings_of(&ids) } else { Value::Null };
-        body(ids.len().into(), ids.into(), strings)
-    };
-    Ok(json_response(StatusCode::OK, &body))
+    state.work(response).await
 }
 
 /// Tokens of texts, and whether they were given as a list. An empty text has none.
@@ -65,7 +69,7 @@ async fn prompt_tokens(
         Prompt::Tokens(_) => Err(ApiError::value("prompt", "`prompt` has tokens already; give text.")),
     };
     let texts = list.into_iter().map(text).collect::<Result<_, _>>()?;
-    Ok((state.text_work.texts(route, texts, added).await?, batch))
+    Ok((state.text_tokens(route, texts, added).await?, batch))
 }
 
 async fn conversation_tokens(state: &AppState, route: &Route, fields: &mut Fields) -> Result<Vec<TokenId>, ApiError> {
@@ -79,7 +83,7 @@ async fn conversation_tokens(state: &AppState, route: &Route, fields: &mut Field
         let remedy = "leave it out: the chat template writes the special tokens";
         return Err(ApiError::unsupported("add_special_tokens", remedy));
     }
-    state.text_work.chat(route, messages, template, continues, None).await
+    state.chat_tokens(route, messages, template, continues, None).await
 }
 
 async fn text_of(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
@@ -105,7 +109,7 @@ async fn text_of(state: Arc<AppState>, mut fields: Fields) -> Result<Response, A
         }
         Prompt::Text(_) => Err(ApiError::value("tokens", "`tokens` has text; give token ids.")),
     };
-    let texts: Vec<String> = state.text_work.run(move || list.iter().map(text).collect::<Result<_, _>>()).await?;
+    let texts: Vec<String> = state.work(move || list.iter().map(text).collect::<Result<_, _>>()).await?;
     let text = if batch { Value::from(texts) } else { texts.into_iter().next().unwrap_or_default().into() };
     // vLLM calls it `prompt`, SGLang `text`.
     Ok(json_response(StatusCode::OK, &json!({"prompt": text, "text": text})))

@@ -115,6 +115,7 @@ fn limits(section: &mut Section) -> Result<Limits, Fault> {
         headers,
         header_bytes,
         header_timeout: time("header_timeout_s", default.header_timeout)?,
+        idle_timeout: default.idle_timeout,
         body_timeout: time("body_timeout_s", default.body_timeout)?,
         write_timeout: time("write_timeout_s", default.write_timeout)?,
         request_timeout: seconds(section, "request_timeout_s", 0.1)?,

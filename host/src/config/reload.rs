@@ -136,6 +136,8 @@ impl Differences {
             headers,
             header_bytes,
             header_timeout,
+            // The same for all.
+            idle_timeout: _,
             body_timeout,
             write_timeout,
             request_timeout,

@@ -1,7 +1,9 @@
 //! From a form to a grammar, within bounds. Takes up to seconds and much stack: [`super::Compiler`] gives it both.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
+use llguidance::TokenParser;
 use llguidance::api::{ParserLimits, StopReason, TopLevelGrammar};
 use serde_json::{Value, json};
 
@@ -43,6 +45,7 @@ pub struct Grammar {
     form: Form,
     start: llguidance::Matcher,
     texts: Arc<[u32]>,
+    bytes: usize,
 }
 
 impl Grammar {
@@ -50,7 +53,12 @@ impl Grammar {
         &self.form
     }
 
-    /// At the start of an answer, apart from all others.
+    /// Memory that it takes, about.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// At the start of an answer, apart from all others. Copies what is found out about texts on the way.
     pub fn matcher(&self) -> Matcher {
         Matcher::new(self.start.deep_clone(), Arc::clone(&self.texts))
     }
@@ -66,10 +74,33 @@ impl std::fmt::Debug for Grammar {
 pub fn compile(form: Form, vocabulary: &Vocabulary) -> Result<Grammar, CompileError> {
     let grammar = read(&form)?;
     let parser = vocabulary.factory.create_parser(grammar).map_err(|e| refused(&words(e)))?;
+    let bytes = form.bytes() + memory(&parser);
     let start = llguidance::Matcher::new(Ok(parser));
-    let grammar = Grammar { form, start, texts: Arc::clone(&vocabulary.texts) };
+    let grammar = Grammar { form, start, texts: Arc::clone(&vocabulary.texts), bytes };
     try_out(&grammar)?;
     Ok(grammar)
+}
+
+/// Memory of a compiled form: the library counts its lexer; rules, and the expressions that the lexer was made of, are
+/// counted here. Against an allocator that counts it is 0.6 to 1.4 of the truth, 0.3 for thousands of short rules.
+fn memory(parser: &TokenParser) -> usize {
+    let grammar = parser.parser.grammar();
+    let (mut open, mut seen, mut rules) = (vec![grammar.start()], HashSet::new(), 0);
+    while let Some(symbol) = open.pop() {
+        if !seen.insert(symbol) {
+            continue;
+        }
+        let data = grammar.sym_data(symbol);
+        rules += size_of_val(data) + data.name.len();
+        for &rule in grammar.rules_of(symbol) {
+            let (symbols, parameters, _) = grammar.rule_rhs(rule);
+            rules += size_of_val(&rule) + size_of_val(symbols) + size_of_val(parameters);
+            open.extend(symbols);
+        }
+    }
+    // The grammar and the lexer have one each.
+    let expressions = 2 * grammar.lexer_spec().regex_builder.exprset().num_bytes();
+    parser.parser.lexer_stats().num_bytes + expressions + rules
 }
 
 /// What the library says of a form, in words for its author.

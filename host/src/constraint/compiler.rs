@@ -1,21 +1,23 @@
-//! Forms are compiled on threads of their own: a few at a time, for a bounded time, and each form once.
+//! Forms are compiled on threads of their own, for a bounded time, and each form once.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
 
+use super::kept::Kept;
 use super::{CompileError, Form, Grammar, Vocabulary, compile};
 use crate::text::ModelText;
 
 /// Grammars kept for later requests.
 const KEPT: usize = 64;
-/// Of their forms, bytes at most.
-const KEPT_BYTES: usize = 4 << 20;
+/// Of their memory at most, as [`Grammar::bytes`] tells it.
+const KEPT_BYTES: usize = 128 << 20;
 /// Compilers recur into what they read, which is bounded (`MAX_NESTING`), but not by little.
 pub const STACK: usize = 256 << 20;
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Patience = Patience { turns: Duration::from_secs(10), compiling: Duration::from_secs(10) };
 
 /// Why there is no grammar.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,30 +25,51 @@ pub enum Refused {
     /// The form is at fault.
     #[error(transparent)]
     Form(#[from] CompileError),
-    /// Others are being compiled.
-    #[error("too many grammars are being compiled")]
-    Busy,
     /// The server is at fault.
     #[error("{0}")]
     Failed(String),
 }
 
+/// Time that all forms of one request have together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// To wait for turns at the compilers.
+    pub turns: Duration,
+    /// To be compiled.
+    pub compiling: Duration,
+}
+
+/// By vocabulary and form.
+type Key = (usize, Form);
+type Outcome = Result<Arc<Grammar>, Refused>;
+
 /// Compiles forms, and keeps the grammars used last.
 #[derive(Debug)]
 pub struct Compiler {
-    turns: Arc<Semaphore>,
-    kept: Mutex<Kept>,
+    known: Arc<Mutex<Known>>,
     /// By the address of the model's text, which it holds.
     vocabularies: Mutex<HashMap<usize, Arc<Laid>>>,
-    patience: Duration,
+    patience: Patience,
 }
 
-#[derive(Debug, Default)]
-struct Kept {
-    /// By vocabulary and form, with when it was used last.
-    grammars: HashMap<(usize, Form), (Arc<Grammar>, u64)>,
-    uses: u64,
-    bytes: usize,
+#[derive(Debug)]
+struct Known {
+    kept: Kept<Key, Arc<Grammar>>,
+    underway: HashMap<Key, Underway>,
+}
+
+/// A compilation under way, for all who ask for its form.
+#[derive(Clone, Debug)]
+struct Underway {
+    since: Instant,
+    outcome: watch::Receiver<Option<Outcome>>,
+}
+
+/// Held by a compilation. Without an outcome it panicked.
+struct Work {
+    known: Arc<Mutex<Known>>,
+    key: Key,
+    outcome: watch::Sender<Option<Outcome>>,
 }
 
 /// A model's vocabulary, laid out by whoever needs it first.
@@ -65,95 +88,124 @@ impl Laid {
 
 impl Default for Compiler {
     fn default() -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self::new(cores.div_ceil(2), PATIENCE)
+        Self::new(PATIENCE)
     }
 }
 
 impl Compiler {
-    /// With `at_once` compilations at a time, each of at most `patience`.
-    pub fn new(at_once: usize, patience: Duration) -> Self {
-        Self {
-            turns: Arc::new(Semaphore::new(at_once)),
-            kept: Mutex::default(),
-            vocabularies: Mutex::default(),
-            patience,
-        }
+    /// A request has `patience` for its forms.
+    pub fn new(patience: Patience) -> Self {
+        let known = Known { kept: Kept::new(KEPT, KEPT_BYTES), underway: HashMap::new() };
+        Self { known: Arc::new(Mutex::new(known)), vocabularies: Mutex::default(), patience }
     }
 
-    /// The grammar of `form` for the tokens of `text`.
-    pub async fn grammar(&self, form: Form, text: &Arc<ModelText>) -> Result<Arc<Grammar>, Refused> {
+    /// For a new request.
+    pub fn patience(&self) -> Patience {
+        self.patience
+    }
+
+    /// The grammar of `form` for the tokens of `text` if it is known, or as soon as it is if it is being compiled.
+    /// `None`: whoever asks has to let it [`Self::compile`].
+    pub async fn find(&self, form: &Form, text: &Arc<ModelText>, patience: &mut Patience) -> Option<Outcome> {
+        let key = (Arc::as_ptr(text) as usize, form.clone());
+        let underway = {
+            let mut known = lock(&self.known);
+            match known.kept.get(&key) {
+                Some(grammar) => return Some(Ok(grammar)),
+                None => known.underway.get(&key).cloned()?,
+            }
+        };
+        Some(self.outcome(underway, patience).await)
+    }
+
+    /// Compile `form` for the tokens of `text`, unless that has happened or is under way by now. `turn` is held as long as
+    /// that takes a core: also when nobody waits for it any more.
+    pub async fn compile<T: Send + 'static>(
+        &self,
+        form: Form,
+        text: &Arc<ModelText>,
+        turn: T,
+        patience: &mut Patience,
+    ) -> Outcome {
         let laid = self.laid(text);
         let key = (Arc::as_ptr(text) as usize, form);
-        if let Some(grammar) = self.known(&key) {
-            return Ok(grammar);
-        }
-        let turn = tokio::time::timeout(self.patience, Arc::clone(&self.turns).acquire_owned()).await;
-        let Ok(Ok(turn)) = turn else { return Err(Refused::Busy) };
-        // Whoever had the turn before may have compiled the same.
-        if let Some(grammar) = self.known(&key) {
-            return Ok(grammar);
-        }
-        let form = key.1.clone();
-        let (sender, receiver) = oneshot::channel();
-        // It has the turn to its end: a compilation that nobody waits for any more still takes a core.
-        let work = move || {
-            let grammar = match laid.vocabulary() {
-                Ok(vocabulary) => compile(form, vocabulary).map_err(Refused::Form),
-                Err(error) => Err(Refused::Failed(error.clone())),
-            };
-            // The turn goes along, so that the next one finds this grammar. Nobody may wait any more.
-            let _ = sender.send((grammar, turn));
-        };
-        let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK).spawn(work);
-        thread.map_err(|e| Refused::Failed(format!("no thread can be started: {e}")))?;
-        match tokio::time::timeout(self.patience, receiver).await {
-            Ok(Ok((grammar, _turn))) => {
-                let grammar = Arc::new(grammar?);
-                self.keep(key, Arc::clone(&grammar));
-                Ok(grammar)
+        let underway = {
+            let mut known = lock(&self.known);
+            if let Some(grammar) = known.kept.get(&key) {
+                return Ok(grammar);
             }
-            Ok(Err(_)) => Err(Refused::Failed("the compiler panicked; see above".into())),
+            match known.underway.get(&key).cloned() {
+                Some(underway) => {
+                    drop(turn);
+                    underway
+                }
+                None => {
+                    let (sender, outcome) = watch::channel(None);
+                    let work = Work { known: Arc::clone(&self.known), key: key.clone(), outcome: sender };
+                    let underway = Underway { since: Instant::now(), outcome };
+                    known.underway.insert(key, underway.clone());
+                    drop(known);
+                    start(work, laid, turn)?;
+                    underway
+                }
+            }
+        };
+        self.outcome(underway, patience).await
+    }
+
+    async fn outcome(&self, Underway { since, mut outcome }: Underway, patience: &mut Patience) -> Outcome {
+        let begun = Instant::now();
+        let end = (begun + patience.compiling).min(since + self.patience.compiling);
+        let done = timeout_at(end, outcome.wait_for(Option::is_some)).await;
+        patience.compiling = patience.compiling.saturating_sub(begun.elapsed());
+        match done.map(|done| done.map(|outcome| outcome.clone())) {
+            Ok(Ok(Some(outcome))) => outcome,
+            Ok(_) => Err(Refused::Failed("the compiler panicked; see above".into())),
             Err(_) => {
-                let message = format!("compiling it takes longer than {} seconds", self.patience.as_secs_f64());
+                let seconds = self.patience.compiling.as_secs_f64();
+                let message =
+                    format!("compiling it, and the request's forms before it, takes longer than {seconds} seconds");
                 Err(CompileError(message).into())
             }
         }
     }
 
     fn laid(&self, text: &Arc<ModelText>) -> Arc<Laid> {
-        let mut vocabularies = self.vocabularies.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut vocabularies = lock(&self.vocabularies);
         let new = || Arc::new(Laid { text: Arc::clone(text), vocabulary: OnceLock::new() });
         Arc::clone(vocabularies.entry(Arc::as_ptr(text) as usize).or_insert_with(new))
     }
+}
 
-    #[cfg(test)]
-    pub(super) fn kept_len(&self) -> usize {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).grammars.len()
-    }
+/// Each change of what is locked is complete before anything can panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-    fn known(&self, key: &(usize, Form)) -> Option<Arc<Grammar>> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.uses += 1;
-        let now = kept.uses;
-        let (grammar, used) = kept.grammars.get_mut(key)?;
-        *used = now;
-        Some(Arc::clone(grammar))
-    }
+fn start(work: Work, laid: Arc<Laid>, turn: impl Send + 'static) -> Result<(), Refused> {
+    let compile = move || {
+        let outcome = match laid.vocabulary() {
+            Ok(vocabulary) => compile(work.key.1.clone(), vocabulary).map(Arc::new).map_err(Refused::Form),
+            Err(error) => Err(Refused::Failed(error.clone())),
+        };
+        work.done(outcome);
+        drop(turn);
+    };
+    let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK).spawn(compile);
+    thread.map(drop).map_err(|e| Refused::Failed(format!("no thread can be started: {e}")))
+}
 
-    fn keep(&self, key: (usize, Form), grammar: Arc<Grammar>) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.uses += 1;
-        let now = kept.uses;
-        kept.bytes += key.1.bytes();
-        if let Some(_twice) = kept.grammars.insert(key.clone(), (grammar, now)) {
-            kept.bytes -= key.1.bytes();
+impl Work {
+    fn done(self, outcome: Outcome) {
+        if let Ok(grammar) = &outcome {
+            lock(&self.known).kept.keep(self.key.clone(), Arc::clone(grammar), grammar.bytes());
         }
-        while kept.grammars.len() > KEPT || kept.bytes > KEPT_BYTES {
-            let oldest = kept.grammars.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
-            let Some(oldest) = oldest else { return };
-            kept.bytes -= oldest.1.bytes();
-            kept.grammars.remove(&oldest);
-        }
+        self.outcome.send_replace(Some(outcome));
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        lock(&self.known).underway.remove(&self.key);
     }
 }

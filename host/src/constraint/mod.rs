@@ -6,14 +6,15 @@
 
 mod compile;
 mod compiler;
+mod kept;
 mod mask;
 mod matcher;
 mod vocabulary;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-pub use compile::{CompileError, Grammar, compile};
-pub use compiler::{Compiler, Refused, STACK};
+pub use compile::{CompileError, Grammar, MAX_BYTES, compile};
+pub use compiler::{Compiler, Patience, Refused, STACK};
 pub use mask::{Rules, allows, mask_words};
 pub use matcher::{Broken, Matcher};
 pub use vocabulary::Vocabulary;
@@ -51,12 +52,13 @@ impl Form {
 #[derive(Clone)]
 pub struct Constraint {
     grammar: Arc<Grammar>,
-    start: Arc<Matcher>,
+    /// Made by whoever needs it first.
+    start: Arc<OnceLock<Matcher>>,
 }
 
 impl Constraint {
     pub fn new(grammar: Arc<Grammar>) -> Self {
-        Self { start: Arc::new(grammar.matcher()), grammar }
+        Self { grammar, start: Arc::default() }
     }
 
     /// The same form for another answer.
@@ -64,9 +66,15 @@ impl Constraint {
         Self::new(Arc::clone(&self.grammar))
     }
 
+    /// Copy what the answer needs of the grammar for itself, before a model that decodes has to. 7 to 20 us for usual
+    /// forms, a third of a millisecond and 2 MB for 20,000 choices or a schema of 300 objects (opt-level 3).
+    pub fn prepare(&self) {
+        self.start.get_or_init(|| self.grammar.matcher());
+    }
+
     /// At the start of the answer.
     pub fn matcher(&self) -> Matcher {
-        Matcher::clone(&self.start)
+        self.start.get_or_init(|| self.grammar.matcher()).clone()
     }
 }
 

@@ -1,3 +1,5 @@
+mod long;
+
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -180,65 +182,68 @@ fn tokens_without_a_text_are_never_allowed() {
     assert!(matcher.advance(2046).is_err());
 }
 
+const MINUTE: Patience = Patience { turns: Duration::ZERO, compiling: Duration::from_secs(60) };
+
+/// What a request does for the grammar of a form.
+async fn ask(compiler: &Compiler, form: Form, text: &Arc<ModelText>) -> Result<Arc<Grammar>, Refused> {
+    let mut patience = compiler.patience();
+    match compiler.find(&form, text, &mut patience).await {
+        Some(outcome) => outcome,
+        None => compiler.compile(form, text, (), &mut patience).await,
+    }
+}
+
 #[tokio::test]
 async fn a_form_is_compiled_once() {
     let text = Arc::new(ModelText::new(demo(), None, &Value::Null));
-    let compiler = Compiler::new(1, Duration::from_secs(60));
+    let compiler = Compiler::new(MINUTE);
     let form = || schema(json!({"type": "integer"}));
-    let (one, two) = tokio::join!(compiler.grammar(form(), &text), compiler.grammar(form(), &text));
-    assert!(Arc::ptr_eq(&one.unwrap(), &two.unwrap()));
-    assert!(matches!(compiler.grammar(Form::Regex("(".into()), &text).await, Err(Refused::Form(_))));
-    for n in 0..100 {
-        compiler.grammar(Form::Regex(format!("a{{{n}}}b")), &text).await.unwrap();
+    let (mut patience, mut other) = (compiler.patience(), compiler.patience());
+    assert!(compiler.find(&form(), &text, &mut patience).await.is_none());
+    // By two that did not find it, one that comes while it is compiled, and one that comes later.
+    let (one, two, three) = tokio::join!(
+        compiler.compile(form(), &text, (), &mut patience),
+        compiler.compile(form(), &text, (), &mut other),
+        ask(&compiler, form(), &text),
+    );
+    let one = one.unwrap();
+    for other in [two, three, ask(&compiler, form(), &text).await] {
+        assert!(Arc::ptr_eq(&one, &other.unwrap()));
     }
-    assert!(compiler.kept_len() <= 64);
+    let wrong = || Form::Regex("(".into());
+    for refused in <[_; 2]>::from(tokio::join!(ask(&compiler, wrong(), &text), ask(&compiler, wrong(), &text))) {
+        assert!(matches!(refused, Err(Refused::Form(_))), "{refused:?}");
+    }
 }
 
-/// Compilers recur; what is long, and not nested, must not take them down either.
+#[tokio::test]
+async fn all_forms_of_a_request_have_the_time_of_one() {
+    let text = Arc::new(ModelText::new(demo(), None, &Value::Null));
+    let compiler = Compiler::new(MINUTE);
+    let mut patience = compiler.patience();
+    compiler.compile(Form::json_object(), &text, (), &mut patience).await.unwrap();
+    assert!(patience.compiling < compiler.patience().compiling);
+    // What takes much longer than to look whether it is done.
+    patience.compiling = Duration::ZERO;
+    let long = Form::Choice((0..5000).map(|n| format!("choice {n}")).collect());
+    let refused = compiler.compile(long, &text, (), &mut patience).await;
+    let Err(Refused::Form(CompileError(message))) = refused else { panic!("{refused:?}") };
+    assert!(message.ends_with("takes longer than 60 seconds"), "{message}");
+}
+
 #[test]
-fn long_forms_fit_the_stack() {
-    let chain = |link: &dyn Fn(usize) -> Value| {
-        let mut defs: serde_json::Map<String, Value> = (0..3000).map(|n| (format!("d{n}"), link(n + 1))).collect();
-        defs.insert("d3000".into(), json!({"type": "integer"}));
-        schema(json!({"$defs": defs, "$ref": "#/$defs/d0"}))
-    };
-    let to = |n: usize| json!({"$ref": format!("#/$defs/d{n}")});
-    let rules: String = (0..5000).map(|n| format!("r{n}: \"a\" r{}\n", n + 1)).collect();
-    let aliases: String = (0..5000).map(|n| format!("r{n}: r{}\n", n + 1)).collect();
-    for (name, form) in [
-        ("optional letters", Form::Regex("ab?".repeat(20_000))),
-        ("alternatives", Form::Regex(format!("x{}", "|ab".repeat(60_000)))),
-        ("different alternatives", Form::Regex((0..20_000).map(|n| format!("{n}x|")).collect::<String>() + "y")),
-        ("stars", Form::Regex("a*".repeat(50_000))),
-        ("choices", Form::Choice((0..20_000).map(|n| format!("choice {n}")).collect())),
-        ("an enum", schema(json!({"enum": (0..20_000).collect::<Vec<_>>()}))),
-        ("a chain of references", chain(&to)),
-        ("a chain of intersections", chain(&|n| json!({"allOf": [to(n), {"type": "integer"}]}))),
-        ("a chain of choices", chain(&|n| json!({"anyOf": [to(n), {"const": n}]}))),
-        ("a chain of lists", chain(&|n| json!({"type": "array", "items": to(n), "maxItems": 1}))),
-        ("a chain of rules", Form::Lark(format!("start: r0\n{rules}r5000: \"b\"\n"))),
-        ("a chain of aliases", Form::Lark(format!("start: r0\n{aliases}r5000: \"b\"\n"))),
-        (
-            "a chain of terminals",
-            Form::Lark(
-                format!("start: r0\n{}R5000: \"b\"\n", rules.to_uppercase().replace("\"A\"", "\"a\""))
-                    .replace("start: r0", "start: R0"),
-            ),
-        ),
-        ("a long sequence", Form::Lark(format!("start: {}\n", "\"a\" ".repeat(40_000)))),
-        ("a long choice", Form::Lark(format!("start: \"b\" {}\n", "| \"a\" ".repeat(30_000)))),
+fn a_grammar_weighs_what_is_made_of_it() {
+    let numbers = |count: usize| (0..count).map(|n| format!("{n}x")).collect::<Vec<_>>();
+    let rules = |count: usize| (0..count).map(|n| format!("r{n}: \"a\" r{}\n", n + 1)).collect::<String>();
+    let chain = |count: usize| Form::Lark(format!("start: r0\n{}r{count}: \"b\"\n", rules(count)));
+    for (small, large) in [
+        (Form::Regex(numbers(10).join("|")), Form::Regex(numbers(1000).join("|"))),
+        (Form::Choice(numbers(10)), Form::Choice(numbers(1000))),
+        (chain(10), chain(300)),
+        (schema(json!({"const": "a"})), Form::json_object()),
     ] {
-        eprintln!("{name}");
-        let start = std::time::Instant::now();
-        let compiled = std::thread::Builder::new().stack_size(STACK).spawn(|| compile(form, &vocabulary().1));
-        let compiled = compiled.unwrap().join().unwrap();
-        let took = start.elapsed();
-        let result = compiled.map(|grammar| {
-            let mut matcher = grammar.matcher();
-            let first = mask(&mut matcher)[0];
-            matcher.follow(&[first]).unwrap();
-            took
-        });
-        eprintln!("{name}: {:?} {result:?}", start.elapsed());
+        let text = large.bytes() - small.bytes();
+        let (less, more) = (grammar(small).bytes(), grammar(large.clone()).bytes());
+        assert!(more > less + text, "{less} {more}: {large:?}");
     }
 }

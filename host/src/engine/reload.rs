@@ -221,12 +221,9 @@ impl Engine {
         let model = self.shared.models.get(model.index()).map_or("", |info| &*info.name);
         let Some(hung) = self.hung_hooks().into_iter().find(|hung| hung.names.model == model) else { return Ok(()) };
         let message = format!(
-            "hook `{}` of plugin `{}` (route `{}`) has not come back for {} s, and the model takes no route until it does; \
-             if it goes on, restart the server",
-            hung.hook.name(),
-            hung.names.plugin,
-            hung.names.route,
-            hung.lasted.as_secs()
+            "{} at route `{}`, and the model takes no route until it does; if it goes on, restart the server",
+            hung.not_back(),
+            hung.names.route
         );
         Err(StartError::Hung { route: route.to_owned(), model: model.to_owned(), message })
     }

@@ -9,7 +9,7 @@ use tokenrouter_plugin_api::{Context, LogLevel, ModelDescription, Services};
 
 use super::patience::{Made as MadeOf, Makers, NotMade};
 use super::{CheckedNets, RouteInfo, RouteSetup, StartError, TokenText};
-use crate::policy::monitor::Names;
+use crate::policy::monitor::{Hook, Names, not_back};
 use crate::policy::{PolicyInstance, nets, said};
 use crate::request::{ModelId, TokenId};
 use crate::runner::ModelInfo;
@@ -180,9 +180,9 @@ fn not_made(names: Names, why: NotMade) -> StartError {
     match why {
         NotMade::Hung(Names { route, model, plugin }, lasted) => {
             let message = format!(
-                "hook `create` of plugin `{plugin}` has not come back for {} s; nothing is changed, and reloads that need \
-                 it are refused until it does; take out the route, mend its plugin or settings, or restart the server",
-                lasted.as_secs()
+                "{}; nothing is changed, and reloads that need it are refused until it does; take out the route, mend its \
+                 plugin or settings, or restart the server",
+                not_back(Hook::Create, &plugin, lasted)
             );
             StartError::Hung { route, model, message }
         }

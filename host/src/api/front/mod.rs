@@ -24,8 +24,7 @@ use super::state::AppState;
 use crate::metrics::text::Exposition;
 use counters::Counters;
 use framing::HeadLimits;
-use line::{Full, Load, Room};
-use slot::Waiting;
+use line::{Load, Room};
 
 pub(super) use client::{CALLER, Caller, Client, Peer, caller};
 pub use cors::Cors;
@@ -34,9 +33,10 @@ pub(super) use deadline::Deadline;
 pub(super) use guard::{Ambiguous, guard};
 pub(super) use keys::bearer;
 pub use keys::{KeyRing, Keys};
+pub(super) use line::Full;
 pub use listen::{Listener, SocketError, Stream, UnixSocket};
 pub(super) use seats::{NoSeat, Seats};
-pub(super) use slot::Slot;
+pub(super) use slot::{Slot, Waiting};
 pub use tls::{Certificates, Tls, TlsError, TlsFiles};
 pub(super) use watched::{Answering, Exchange, Patience, Watched};
 
@@ -51,6 +51,8 @@ pub struct Limits {
     pub header_bytes: usize,
     /// From the first byte of a request to the end of its headers, and for a TLS handshake.
     pub header_timeout: Duration,
+    /// Between requests of one connection.
+    pub idle_timeout: Duration,
     /// For a whole body.
     pub body_timeout: Duration,
     /// Without a byte taken by a client whose answer waits.
@@ -74,6 +76,8 @@ impl Default for Limits {
             headers: 128,
             header_bytes: 65_536,
             header_timeout: Duration::from_secs(30),
+            // Clients keep connections for a minute or so, and would write into one that is being closed.
+            idle_timeout: Duration::from_secs(120),
             body_timeout: Duration::from_secs(300),
             write_timeout: Duration::from_secs(60),
             request_timeout: None,
@@ -114,13 +118,15 @@ pub struct Front {
     pub limits: Limits,
     pub(super) counters: Arc<Counters>,
     pub(super) seats: Arc<Seats>,
-    /// Made by the first request.
-    waiting: OnceLock<Arc<Waiting>>,
+    /// Each made by the first who needs it: for answers, and for what comes before them.
+    answers: OnceLock<Arc<Waiting>>,
+    texts: OnceLock<Arc<Waiting>>,
+    forms: OnceLock<Arc<Waiting>>,
 }
 
 impl Front {
-    fn waiting(&self, most: usize) -> &Arc<Waiting> {
-        self.waiting.get_or_init(|| {
+    fn answers(&self, most: usize) -> &Arc<Waiting> {
+        self.answers.get_or_init(|| {
             let limits = &self.limits;
             Arc::new(Waiting::new(Room {
                 running: most,
@@ -131,8 +137,30 @@ impl Front {
         })
     }
 
+    /// The line of texts that are read and written.
+    pub(super) fn texts(&self) -> &Arc<Waiting> {
+        self.texts.get_or_init(|| self.before_answers())
+    }
+
+    /// The line of forms that are compiled, which takes longer.
+    pub(super) fn forms(&self) -> &Arc<Waiting> {
+        self.forms.get_or_init(|| self.before_answers())
+    }
+
+    /// Half of the cores are left to answers under way.
+    fn before_answers(&self) -> Arc<Waiting> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Arc::new(Waiting::for_work(cores.div_ceil(2), self.limits.requests_per_client))
+    }
+
+    /// Count a refusal, and say why; `what` there is too much of.
+    pub(super) fn refused(&self, full: Full, what: &str) -> ApiError {
+        self.counters.add(if matches!(full, Full::Client(_)) { Refusal::ClientLimit } else { Refusal::QueueFull });
+        refused(full, what)
+    }
+
     pub(super) fn write_metrics(&self, out: &mut Exposition) {
-        let queued = self.waiting.get().map_or(0, |waiting| waiting.queued());
+        let queued = self.answers.get().map_or(0, |waiting| waiting.queued());
         self.counters.write(out, self.seats.taken(), queued);
     }
 }
@@ -148,25 +176,22 @@ impl AppState {
         let Caller { client, arrived } = caller();
         let deadline = |timeout| Deadline::new(arrived, timeout, front.counters.clone());
         let mut deadline = front.limits.request_timeout.map(deadline);
-        let turn = front.waiting(self.max_requests).enter(&client, Load { answers, prompt_tokens });
+        let turn = front.answers(self.max_requests).enter(&client, Load { answers, prompt_tokens });
         let entered = tokio::select! {
             biased;
             entered = turn => entered,
             error = deadline::over(&mut deadline) => return Err(error),
             () = self.admissions.closed() => return Err(ApiError::shutting_down()),
         };
-        entered.map(|slots| (slots, deadline)).map_err(|full| {
-            front.counters.add(if matches!(full, Full::Client(_)) { Refusal::ClientLimit } else { Refusal::QueueFull });
-            refused(full)
-        })
+        entered.map(|slots| (slots, deadline)).map_err(|full| front.refused(full, "answers"))
     }
 }
 
-fn refused(full: Full) -> ApiError {
+fn refused(full: Full, what: &str) -> ApiError {
     match full {
         Full::Client(has) => {
             let message = format!(
-                "You have {has} answers under way or waiting (server.max_requests_per_client). Try again when one is over."
+                "You have {has} {what} under way or waiting (server.max_requests_per_client). Try again when one is over."
             );
             ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
         }

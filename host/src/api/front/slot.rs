@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-use super::client::Client;
+use super::client::{Client, caller};
 use super::line::{Arrival, Full, Line, Load, Room, Ticket};
 
 /// The line, and those who wait in it.
@@ -23,6 +23,11 @@ impl Waiting {
         Self(Mutex::new(State { line: Line::new(room), calls: HashMap::new() }))
     }
 
+    /// A line for work of which `at_once` pieces are done at a time.
+    pub fn for_work(at_once: usize, per_client: Option<usize>) -> Self {
+        Self::new(Room { running: at_once.max(1), queued_requests: usize::MAX, queued_tokens: None, per_client })
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // Each change of it is complete before anything can panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -36,6 +41,23 @@ impl Waiting {
     /// Wait for the turn of a request of `client`. One slot for each of its answers; drop the future to leave
     /// the line.
     pub async fn enter(self: &Arc<Self>, client: &Client, load: Load) -> Result<Vec<Slot>, Full> {
+        self.called(client, load).await?;
+        Ok(std::iter::repeat_with(|| self.slot(client)).take(load.answers).collect())
+    }
+
+    /// Wait for the turn of one piece of work of the request at hand; drop the future to leave the line.
+    pub async fn turn(self: &Arc<Self>) -> Result<Slot, Full> {
+        let client = caller().client;
+        self.called(&client, Load { answers: 1, prompt_tokens: 0 }).await?;
+        Ok(self.slot(&client))
+    }
+
+    fn slot(self: &Arc<Self>, client: &Client) -> Slot {
+        Slot { waiting: self.clone(), client: client.clone() }
+    }
+
+    /// Whoever is called has the slots of its load to give back.
+    async fn called(self: &Arc<Self>, client: &Client, load: Load) -> Result<(), Full> {
         let arrival = {
             let mut state = self.state();
             match state.line.arrive(client, load)? {
@@ -52,8 +74,7 @@ impl Waiting {
             let _ = called.await;
             place.called = true;
         }
-        let slot = || Slot { waiting: self.clone(), client: client.clone() };
-        Ok(std::iter::repeat_with(slot).take(load.answers).collect())
+        Ok(())
     }
 }
 
@@ -93,7 +114,7 @@ impl Drop for Place {
     }
 }
 
-/// An answer under way, until dropped.
+/// An answer, or a piece of work, under way, until dropped.
 #[derive(Debug)]
 pub struct Slot {
     waiting: Arc<Waiting>,

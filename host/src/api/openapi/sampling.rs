@@ -3,8 +3,7 @@
 use serde_json::{Value, json};
 
 use super::schema::{
-    Field, about, any_of, boolean, bytes, closed, default, integer, list, list_of, map, number, object, one_of, string,
-    taken,
+    Field, about, any_of, boolean, bytes, closed, default, integer, list_of, map, number, object, one_of, string, taken,
 };
 use crate::api::params::{
     MAX_BIAS, MAX_BIASES, MAX_N, MAX_PENALTY, MAX_REPETITION, MAX_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_TOKENS,
@@ -90,7 +89,9 @@ pub fn forms() -> Vec<Field> {
 }
 
 fn json_schema() -> Value {
-    about(json!({"type": ["object", "boolean", "string"]}), "A JSON schema, or the text of one.")
+    // False is satisfied by nothing.
+    let schema = any_of([json!({"type": ["object", "string"]}), json!({"const": true})]);
+    about(schema, "A JSON schema, or the text of one.")
 }
 
 fn regex() -> Value {
@@ -102,7 +103,8 @@ fn grammar() -> Value {
 }
 
 fn choice() -> Value {
-    about(list(json!({"type": "string", "minLength": 1})), "The answer is one of these.")
+    let texts = json!({"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}});
+    about(texts, "The answer is one of these.")
 }
 
 fn response_format() -> Value {

@@ -128,3 +128,24 @@ async fn a_connection_serves_many_requests() {
         assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.contains("\"content\":\"ok\""), "{answer}");
     }
 }
+
+/// Whether such a client still reads cannot be told: one that has gone looks the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_closes_its_side_has_gone() {
+    let text = "one ".repeat(60);
+    let server = Server::with(text.trim(), Options { pause: Duration::from_millis(5), ..Options::default() });
+    let (address, _stop, _serving) = start(&server).await;
+    for stream in [false, true] {
+        let mut body = chat();
+        (body["stream"], body["ignore_eos"]) = (stream.into(), true.into());
+        let mut connection = TcpStream::connect(address).unwrap();
+        connection.write_all(request("/v1/chat/completions", &body.to_string()).as_bytes()).unwrap();
+        while server.state.engine.live_requests() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        connection.shutdown(std::net::Shutdown::Write).unwrap();
+        let answer = tokio::task::spawn_blocking(move || exchange(&mut connection, "", "\0")).await.unwrap();
+        assert!(!answer.contains("finish_reason\":\""), "{answer}");
+        server.idle().await;
+    }
+}

@@ -8,6 +8,7 @@ mod connections;
 mod down;
 mod errors;
 mod fixture;
+mod forms;
 mod front;
 mod lines;
 mod metrics;

@@ -209,7 +209,7 @@ fn a_model_that_stands_still_refuses_a_change_at_once() {
         let new = Wanted::New(three.route("s", world.directory.path()));
         world.engine.set_routes(vec![Wanted::AsServed("r".into()), new]).map_err(|error| error.to_string())
     };
-    let says = "route `s`, model `m0`: hook `route` of plugin `every` (route `r`) has not come back for ";
+    let says = "route `s`, model `m0`: hook `route` of plugin `every` has not come back for ";
     // The watchdog sees it while the change waits for the model, and then before it begins.
     for _ in 0..2 {
         let error = change().unwrap_err();

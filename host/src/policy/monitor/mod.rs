@@ -17,7 +17,7 @@ use counts::HookSums;
 pub use counts::{BOUNDS, HookCounts};
 use crumb::Breadcrumb;
 pub use meter::{Meter, Note, SLOW_STEPS, worth_a_line};
-pub use watchdog::{HUNG_AFTER, Hung, Look, PERIOD, Watchdog};
+pub use watchdog::{HUNG_AFTER, Hung, Look, PERIOD, Watchdog, not_back};
 
 /// Wall time of a call if a route says nothing.
 pub const DEFAULT_BUDGET: Duration = Duration::from_micros(200);

@@ -24,6 +24,18 @@ pub struct Hung {
     pub lasted: Duration,
 }
 
+impl Hung {
+    /// What is told of it, a clause.
+    pub fn not_back(&self) -> String {
+        not_back(self.hook, &self.names.plugin, self.lasted)
+    }
+}
+
+/// What is told of a hook that has not come back, a clause.
+pub fn not_back(hook: Hook, plugin: &str, lasted: Duration) -> String {
+    format!("hook `{}` of plugin `{plugin}` has not come back for {} s", hook.name(), lasted.as_secs())
+}
+
 /// What one look found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Look {

@@ -1,5 +1,7 @@
 //! Cases 65 to 73: requests and connections that end, or should not.
 
+use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -7,9 +9,10 @@ use axum::http::Request;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
+use super::super::connections::{exchange, request, start};
 use super::super::fixture::{Options, Server, scrape};
 use super::{CHATS, COMPLETIONS, NATIVE, asking, with};
-use crate::api::serve::IDLE_TIMEOUT;
+use crate::api::Limits;
 use crate::request::ModelId;
 
 const TEXT: &str = "one two three four five six 한국어 seven";
@@ -75,9 +78,32 @@ async fn bug_65_each_request_is_broken_off_once() {
 }
 
 /// Clients keep connections for a minute or so and would write into one that is being closed.
-#[test]
-fn bug_68_idle_connections_outlive_those_of_clients() {
-    assert!(IDLE_TIMEOUT >= Duration::from_secs(75), "{IDLE_TIMEOUT:?}");
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bug_68_idle_connections_outlive_those_of_clients() {
+    let usual = Limits::default();
+    assert!(usual.idle_timeout >= Duration::from_secs(75) && usual.idle_timeout > usual.header_timeout, "{usual:?}");
+    // Much less of both, in much the same proportion.
+    let (head, idle) = (Duration::from_millis(50), Duration::from_secs(2));
+    let mut server = Server::saying(TEXT);
+    Arc::get_mut(&mut server.state).unwrap().front.limits =
+        Limits { header_timeout: head, idle_timeout: idle, ..Limits::default() };
+    let (address, _stop, _serving) = start(&server).await;
+    let body = asking(CHATS, "small", &json!({})).to_string();
+    let client = tokio::task::spawn_blocking(move || {
+        let mut connection = TcpStream::connect(address).unwrap();
+        let mut answers = Vec::new();
+        for _ in 0..3 {
+            answers.push(exchange(&mut connection, &request(CHATS, &body), "\"handoffs\":0}}"));
+            std::thread::sleep(head * 4);
+        }
+        // In the end it is closed, without a word.
+        (answers, exchange(&mut connection, "", "\0"))
+    });
+    let (answers, rest) = client.await.unwrap();
+    for answer in answers {
+        assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.contains("seven"), "{answer}");
+    }
+    assert_eq!(rest, "");
 }
 
 #[tokio::test]

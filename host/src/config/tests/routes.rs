@@ -1,0 +1,72 @@
+//! Routes and their plugins.
+
+use super::*;
+
+#[test]
+fn messages_about_routes() {
+    let route = "[routes.r]\nplugin = 'p'\nmodels = ['small', 'large']\n";
+    for (line, message) in [
+        ("entry = 'smal'", "routes.r.entry = \"smal\": is not a model of this route: did you mean `small`?"),
+        (
+            "on_error = 'retry'",
+            "routes.r.on_error = \"retry\": must be \"stay_local\", \"fail_request\" or \"disable_route\"",
+        ),
+        ("budget_us = 0", "routes.r.budget_us = 0: must be from 1 to 10000000"),
+        ("budget_us = 'fast'", "routes.r.budget_us = \"fast\": must be an integer, not a string"),
+        ("sha256 = 'abc'", "routes.r.sha256 = \"abc\": must be 64 hexadecimal digits, as `sha256sum` prints them"),
+        (
+            "roles = { small = 'x' }",
+            "routes.r.models = [\"small\", \"large\"]: `roles` names the models already; keep one of them",
+        ),
+        ("settings = 3", "routes.r.settings = 3: must be a table, not an integer"),
+        ("settings.x = nan", "routes.r.settings.x = NaN: must be a finite number: settings are handed over as JSON"),
+        (
+            "settings.x = [-inf]",
+            "routes.r.settings.x[0] = -inf: must be a finite number: settings are handed over as JSON",
+        ),
+        (
+            "settings.x = 12:00:00",
+            "routes.r.settings.x = 12:00:00: dates are not supported in settings; write a string",
+        ),
+    ] {
+        let line_number = if line.starts_with("roles") { 8 } else { 9 };
+        assert_eq!(more(&format!("{route}{line}\n")), format!("dir/t.toml:{line_number}: {message}"));
+    }
+    for (text, message) in [
+        (
+            "[routes.r]\nplugin = 'p'\nroles = { tiny = 'x' }",
+            "8: routes.r.roles: there is no model `tiny`: known are small, large",
+        ),
+        (
+            "[routes.r]\nplugin = 'p'\nmodels = ['small', 'lrage']",
+            "8: routes.r.models[1]: there is no model `lrage`: did you mean `large`?",
+        ),
+        ("[routes.r]\nplugin = 'p'\nmodels = ['small', 'small']", "8: routes.r.models[1] = \"small\": is listed twice"),
+        ("[routes.r]\nplugin = 'p'\nmodels = []", "8: routes.r.models = []: must name at least one model"),
+        (
+            "[routes.r]\nplugin = 'p'",
+            "6: [routes.r]: names no models; add `roles = { MODEL = \"ROLE\", … }` or `models = [\"MODEL\", …]`",
+        ),
+        (
+            "[routes.r]\nmodels = ['small']",
+            "6: [routes.r]: has no `plugin`; add `plugin = \"NAME\"` or a path to a library",
+        ),
+        (
+            "[routes.small]\nplugin = 'p'",
+            "6: [routes.small]: a model has this name and is a route by itself; choose another name",
+        ),
+        ("[routes.r]\nplugin = 'p'\n[routes.r]", "8: not valid TOML: `r` is given twice; leave one of them"),
+    ] {
+        assert_eq!(more(text), format!("dir/t.toml:{message}"));
+    }
+}
+
+#[test]
+fn plugins_are_looked_up() {
+    let config = parse(BASE).unwrap();
+    let expected: [PathBuf; 2] = ["/bin".into(), "dir/plugins".into()];
+    assert_eq!(plugin_directories(&config, Some(Path::new("/bin/tokenrouter"))), expected);
+    let config = parse(&format!("plugin_dirs = ['x', '/y']{BASE}")).unwrap();
+    let expected: [PathBuf; 2] = ["dir/x".into(), "/y".into()];
+    assert_eq!(plugin_directories(&config, None), expected);
+}
