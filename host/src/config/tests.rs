@@ -77,6 +77,8 @@ roles = { small = "slm", large = "llm" }
 entry = "large"
 on_error = "fail_request"
 budget_us = 350
+overrides = ["threshold", 'list."a.b"']
+max_variants = 3
 [routes.r.settings]
 threshold = 0.5
 list = [1, "two", { three = true }]
@@ -118,13 +120,16 @@ requests = true
     assert_eq!(route.models, [(0, "slm".to_string()), (1, "llm".to_string())]);
     assert_eq!((route.entry, route.on_error), (1, OnError::FailRequest));
     assert_eq!(route.budget, Duration::from_micros(350));
+    let (overrides, origin) = route.overrides.as_ref().unwrap();
+    assert_eq!((overrides.names(), origin), (vec!["threshold".into(), "list.\"a.b\"".into()], &Origin::Line(38)));
+    assert_eq!(overrides.max_variants, 3);
     assert_eq!(route.sha256.as_deref(), Some("abcdef0123456789abcdef0123456789abcdef0123456789abcdef0123456789"));
     assert_eq!(route.settings.to_string(), r#"{"threshold":0.5,"list":[1,"two",{"three":true}]}"#);
     let route = &config.routes[1];
     assert_eq!(route.models, [(1, "large".to_string()), (0, "small".to_string())]);
     assert_eq!((route.entry, route.on_error, route.settings.to_string()), (0, OnError::DisableRoute, "{}".into()));
     let record = config.record.unwrap();
-    assert_eq!((record.directory.to_str(), record.origin), (Some("recordings/a"), Origin::Line(46)));
+    assert_eq!((record.directory.to_str(), record.origin), (Some("recordings/a"), Origin::Line(48)));
     assert_eq!((record.max_bytes, record.shard_rows, record.top_k), (2 << 20, 1024, 100));
     assert_eq!((record.hidden, record.requests, record.sample), (true, true, 0.25));
     assert_eq!(record.routes, Some(vec!["q".into(), "large".into()]));
@@ -372,6 +377,21 @@ fn messages_about_routes() {
         (
             "roles = { small = 'x' }",
             "routes.r.models = [\"small\", \"large\"]: `roles` names the models already; keep one of them",
+        ),
+        ("overrides = 'threshold'", "routes.r.overrides = \"threshold\": must be an array of strings, not a string"),
+        ("overrides = []", "routes.r.overrides = []: must name at least one setting; leave it out for none"),
+        ("overrides = ['a', 'b', 'a']", "routes.r.overrides[2] = \"a\": is listed twice"),
+        (
+            "overrides = ['a', 'b..c']",
+            "routes.r.overrides[1] = \"b..c\": must be a setting of the policy, for example \"threshold\" or \
+             \"probabilities.large\"",
+        ),
+        ("max_variants = 3", "routes.r.max_variants = 3: goes with `overrides`; leave it out, or name settings there"),
+        ("max_variants = 0\noverrides = ['a']", "routes.r.max_variants = 0: must be from 1 to 256"),
+        (
+            "overrides = ['a']\n[record]\ndirectory = 'd'",
+            "routes.r.overrides: the route is recorded under [record], and a recording has one table of settings for \
+             each route; leave it out, or list the routes to record under record.routes without this one",
         ),
         ("settings = 3", "routes.r.settings = 3: must be a table, not an integer"),
         ("settings.x = nan", "routes.r.settings.x = NaN: must be a finite number: settings are handed over as JSON"),
