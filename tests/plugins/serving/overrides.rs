@@ -36,7 +36,7 @@ fn a_value_that_a_plugin_does_not_stand_costs_its_requests_alone() {
     let (_, body) = server.chat_with("r", &json!({"panic": "send"}));
     assert_eq!(code(&body), "route_disabled");
     let says =
-        "route `r` with settings {\"panic\":\"send\",\"serve\":true,\"to\":1} is disabled: hook `send` of plugin";
+        "route `r with settings {\"panic\":\"send\",\"serve\":true,\"to\":1}` is disabled: hook `send` of plugin";
     assert!(body["error"]["message"].as_str().unwrap().starts_with(says), "{body}");
     assert_eq!(server.text("r"), before);
     assert_eq!(server.counter("failures", &[("route", "r"), ("hook", "send")]), 1);
