@@ -241,8 +241,9 @@ fn hooks_that_hang_let_no_variants_come() {
     wait_for(|| id(4).is_ok());
     two.holds.set(Some(Hook::Drop));
     drop(three);
-    let most = (3..50).find(|tokens| id(*tokens + 10).is_err()).unwrap();
-    assert!(most < 10, "{most}");
+    // Two are there; as many more as may be about to go.
+    let made = (20..60).take_while(|tokens| id(*tokens).is_ok()).count();
+    assert!((1..=6).contains(&made), "{made}");
     wait_for(|| id(70) == hung);
     two.holds.set(None);
     wait_for(|| id(70).is_ok());
