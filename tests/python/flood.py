@@ -1,22 +1,38 @@
 """Measures what a flood of connections costs the clients that behave.
 
-By hand, with Python 3.11 alone:
+By hand, with Python 3.11 alone, on two cores: one for the server, one for all others.
 
-    target/release/tokenrouter serve config/demo.toml --port 8000
-    python tests/python/flood.py --port 8000 --model small
+    taskset -c 0 target/release/tokenrouter serve config/demo.toml --port 8000
+    taskset -c 1 python tests/python/flood.py --port 8000 --model small
 
-Some clients ask for short answers one after another, first alone and then while others open connections as fast as they
-can: silent, with half a request, with a bad one. Shown are the 50th and 99th percentile of an answer's time in both
-phases, and their ratios.
+Some clients ask for short answers one after another, first alone and then while a process of low priority opens
+connections from another address, so many a second: silent ones, half requests, bad ones, heads and bodies that come byte
+by byte, a hundred requests at once whose answers nobody reads, bodies that wait for `100 Continue`, heads of 1 MB. Shown are
+the 50th and 99th percentile of an answer's time in both phases, and their ratios.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 
-SENT = [b"", b"POST /v1/completions HT", b"GET /nowhere HTTP/1.1\r\nhost: f\r\n\r\n", b"\x01\x02\r\n\r\n"]
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: f\r\ncontent-type: application/json\r\n"
+# What is sent at once, and what follows byte by byte.
+SENT = [
+    (b"", b""),
+    (b"POST /v1/completions HT", b""),
+    (b"GET /nowhere HTTP/1.1\r\nhost: f\r\n\r\n", b""),
+    (b"\x01\x02\r\n\r\n", b""),
+    (b"GET /health HTTP/1.1\r\n", b"x-slow: " + b"a" * 1000),
+    (POST + b"content-length: 1000\r\n\r\n{", b" " * 998),
+    (b"GET /health HTTP/1.1\r\nhost: f\r\n\r\n" * 100, b""),
+    (POST + b"content-length: 1000\r\nexpect: 100-continue\r\n\r\n", b""),
+    (b"GET /health HTTP/1.1\r\nhost: f\r\nx-long: " + b"a" * (1 << 20) + b"\r\n\r\n", b""),
+]
 
 
 async def answer(arguments):
@@ -41,16 +57,41 @@ async def client(arguments, end, times):
         times.append(seconds if good else None)
 
 
-async def attacker(arguments, end, opened):
-    while time.perf_counter() < end:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", arguments.port)
-            writer.write(SENT[len(opened) % len(SENT)])
-            opened.append(writer)
-            if len(opened) > arguments.held:
-                opened[len(opened) - arguments.held - 1].close()
-        except OSError:
-            await asyncio.sleep(0.01)
+async def attack(port, number, seconds):
+    """One connection, kept for so many seconds."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+    except OSError:
+        return
+    once, slowly = SENT[number % len(SENT)]
+    end = time.monotonic() + seconds
+    try:
+        writer.write(once)
+        for i in range(len(slowly)):
+            if time.monotonic() > end:
+                break
+            await asyncio.sleep(0.2)
+            writer.write(slowly[i : i + 1])
+        await asyncio.sleep(max(0, end - time.monotonic()))
+    except OSError:
+        pass
+    finally:
+        writer.close()
+
+
+async def flood(arguments):
+    """The attacking process: starts connections at an even rate until it is killed."""
+    os.nice(19)
+    tasks, number, start = set(), 0, time.monotonic()
+    while True:
+        while number < (time.monotonic() - start) * arguments.rate:
+            task = asyncio.create_task(attack(arguments.port, number, arguments.held / arguments.rate))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            number += 1
+            if number % 100 == 0:
+                print(number, flush=True)
+        await asyncio.sleep(0.002)
 
 
 def shown(name, times):
@@ -66,21 +107,24 @@ async def main():
     parser.add_argument("--model", default="small")
     parser.add_argument("--key", help="API key of the clients")
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--attackers", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=500, help="connections of the flood a second")
     parser.add_argument("--held", type=int, default=500, help="connections that the flood keeps open")
-    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--flood", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    results = []
-    for name, attackers in [("alone", 0), ("flooded", arguments.attackers)]:
-        end, times, opened = time.perf_counter() + arguments.seconds, [], []
-        tasks = [client(arguments, end, times) for _ in range(arguments.clients)]
-        tasks += [attacker(arguments, end, opened) for _ in range(attackers)]
-        await asyncio.gather(*tasks)
-        results.append(shown(name, times))
-        for writer in opened:
-            writer.close()
+    if arguments.flood:
+        await flood(arguments)
+    results, opened = [], ["0"]
+    for flooded in [False, True]:
+        attacker = subprocess.Popen([sys.executable, *sys.argv, "--flood"], stdout=subprocess.PIPE, text=True) if flooded else None
+        end, times = time.perf_counter() + arguments.seconds, []
+        await asyncio.gather(*(client(arguments, end, times) for _ in range(arguments.clients)))
+        if attacker:
+            attacker.kill()
+            opened += attacker.communicate()[0].split()
+        results.append(shown("flooded" if flooded else "alone", times))
     (p50, p99), (flooded50, flooded99) = results
-    print(f"{len(opened)} connections of the flood; ratio p50 {flooded50 / p50:.2f}, p99 {flooded99 / p99:.2f}")
+    print(f"{opened[-1]} connections of the flood; ratio p50 {flooded50 / p50:.2f}, p99 {flooded99 / p99:.2f}")
 
 
 asyncio.run(main())

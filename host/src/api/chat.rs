@@ -69,7 +69,8 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
     let choices: Vec<Value> = answers.iter().enumerate().map(|(index, answer)| shape.choice(index, answer)).collect();
     let mut body = shape.envelope("chat.completion", choices);
     let scores = answers.first().map_or(&[][..], |answer| &answer.scores);
-    shape.prompt_part(&mut body, scores);
+    shape.prompt_ids(&mut body);
+    shape.prompt_logprobs(&mut body, scores);
     body["usage"] = usage.to_json();
     Ok(json_response(StatusCode::OK, &body))
 }
@@ -214,12 +215,15 @@ impl Shape {
     }
 
     /// Enter what is shown of the prompt: all choices share it.
-    fn prompt_part(&self, body: &mut Value, scores: &[Score]) {
-        if let Some(top) = self.shown.prompt_logprobs {
-            body["prompt_logprobs"] = prompt_logprobs(&self.route.text.tokenizer, &self.prompt, scores, top);
-        }
+    fn prompt_ids(&self, body: &mut Value) {
         if self.shown.token_ids {
             body["prompt_token_ids"] = self.prompt.clone().into();
+        }
+    }
+
+    fn prompt_logprobs(&self, body: &mut Value, scores: &[Score]) {
+        if let Some(top) = self.shown.prompt_logprobs {
+            body["prompt_logprobs"] = prompt_logprobs(&self.route.text.tokenizer, &self.prompt, scores, top);
         }
     }
 
@@ -264,7 +268,7 @@ struct ChatStream {
     shape: Shape,
     usage: Usage,
     choices: usize,
-    /// What is shown of the prompt is out.
+    /// The log-probabilities of the prompt are out.
     begun: bool,
 }
 
@@ -290,7 +294,12 @@ impl ChatStream {
 impl Encoder for ChatStream {
     fn open(&mut self) -> Vec<Value> {
         let role = || json!({"role": "assistant", "content": ""});
-        (0..self.choices).map(|index| self.chunk(vec![self.delta(index, role(), &[])])).collect()
+        let chunk = |index| self.chunk(vec![self.delta(index, role(), &[])]);
+        let mut chunks: Vec<Value> = (0..self.choices).map(chunk).collect();
+        if let Some(first) = chunks.first_mut() {
+            self.shape.prompt_ids(first);
+        }
+        chunks
     }
 
     fn piece(&mut self, index: usize, piece: Piece) -> Vec<Value> {
@@ -298,12 +307,12 @@ impl Encoder for ChatStream {
         let mut events = Vec::new();
         let shown = &self.shape.shown;
         let tokens_matter = self.shape.logprobs.is_some() || shown.tokens_matter();
-        let begins = index == 0 && !self.begun && (shown.prompt_logprobs.is_some() || shown.token_ids);
+        let begins = index == 0 && !self.begun && shown.prompt_logprobs.is_some();
         if begins || !piece.text.is_empty() || (tokens_matter && !piece.entries.is_empty()) {
             let mut chunk = self.chunk(vec![self.delta(index, json!({"content": piece.text}), &piece.entries)]);
             if begins {
                 self.begun = true;
-                self.shape.prompt_part(&mut chunk, &piece.scores);
+                self.shape.prompt_logprobs(&mut chunk, &piece.scores);
             }
             events.push(chunk);
         }
@@ -311,6 +320,9 @@ impl Encoder for ChatStream {
             let mut choice = self.delta(index, json!({}), &[]);
             choice["finish_reason"] = answer::finish_reason(end).into();
             choice["stop_reason"] = answer::stop_reason(end);
+            if shown.token_ids {
+                choice["token_ids"] = json!([]);
+            }
             events.push(self.chunk(vec![choice]));
         }
         events

@@ -265,6 +265,9 @@ impl Encoder for CompletionStream {
             let mut choice = json!({"index": index, "text": "", "logprobs": null});
             choice["finish_reason"] = answer::finish_reason(&end).into();
             choice["stop_reason"] = answer::stop_reason(&end);
+            if shown.token_ids {
+                choice["token_ids"] = json!([]);
+            }
             events.push(self.chunk(vec![choice]));
         }
         events

@@ -36,7 +36,12 @@ const REFUSED: &[Refused] = &[
     ),
     (&["logits_processors", "custom_logit_processor", "lora_path", "lora_request"], off, "leave it out"),
     (&["logprob_token_ids"], off, "use `token_ids_logprob` of /generate"),
-    (&["return_hidden_states"], off, "leave it out"),
+    (&["return_hidden_states", "kv_transfer_params"], off, "leave it out"),
+    (
+        &["truncation_side"],
+        left,
+        "`truncate_prompt_tokens` keeps the prompt's end; cut the prompt yourself to keep its beginning",
+    ),
 ];
 
 /// Accepted and without effect: they name the caller, or concern only what is refused above.
@@ -99,6 +104,10 @@ pub fn special_tokens(fields: &mut Fields, route: &Route, added: bool, is_text: 
         return Err(ApiError::unsupported(&fields.name("add_special_tokens"), remedy));
     }
     Ok(())
+}
+
+fn left(value: &Value) -> bool {
+    off(value) || value == "left"
 }
 
 fn one(value: &Value) -> bool {

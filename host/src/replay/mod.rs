@@ -22,6 +22,7 @@ pub use report::Report;
 pub use team::{Place, Team, TeamError};
 use tokenrouter_plugin_api::{ModelDescription, TokenId};
 
+use crate::plain::plain;
 use crate::record::Plugin;
 
 /// What was recorded of the requests of one route.
@@ -118,7 +119,8 @@ pub fn read(path: &Path, route: Option<&str>) -> Result<Trace, String> {
         false if route.is_some() => Err("is one answer, of one route; leave --recorded out".to_owned()),
         false => answers::read(&files::read(path)?),
     };
-    let trace = read().map_err(|e| format!("{}: {e}", path.display()))?;
+    // Names and formats of a manifest may be anything.
+    let trace = read().map_err(|e| plain(&format!("{}: {e}", path.display())))?;
     let rows: usize = trace.requests.iter().map(|request| request.rows.len()).sum();
     if rows == 0 {
         return Err(format!("{}: holds no evaluation of a request that ended", path.display()));

@@ -11,6 +11,7 @@ use crate::device::{
     some, written,
 };
 use crate::exact::MODELS;
+use crate::random_model::{Shape, write_random};
 use crate::support::{Sequence, demo, load};
 
 /// Query heads, key/value heads, and their width: every width of bf16, every number of query heads that one block
@@ -329,20 +330,27 @@ fn bf16_is_near_the_cpu() {
 }
 
 #[test]
-fn all_shapes_of_heads_are_near_f32() {
+fn all_shapes_of_heads_are_near_the_cpu() {
     if !gpu() {
         return;
     }
-    for heads in some(&HEADS, 5).iter().copied() {
-        for steps in some(&[5, 65, 200, 1], 2).iter().copied() {
-            let logits = |how| {
-                let mut runner = random(heads, how);
-                let ids = Draws::new(25).tokens(200, runner.info().vocab_size);
-                in_steps(&mut runner, &Sequence::new(&ids, ids.len(), 1, 1), 140, &[steps], all_logits)
-            };
-            let error = relative_error(&logits(BF16), &logits(F32));
-            eprintln!("{heads:?}, steps of {steps}: relative error {error:.2e}");
-            assert!(error <= 2e-2, "{heads:?}, steps of {steps}: relative error {error}");
+    for (heads, kv_heads, dim) in some(&HEADS, 5).iter().copied() {
+        let shape = Shape { hidden: 288, vocabulary: 384, inner: 416, layers: 2, heads, kv_heads, dim };
+        let model = write_random(&shape);
+        let ids = Draws::new(25).tokens(200, 384);
+        let (from, sequence) = (140, Sequence::new(&ids, ids.len(), 1, 1));
+        let mut cpu = load(model.path(), BF16.pages);
+        let want = all_logits_at_once(&mut cpu, sequence.rows(ids.len(), ids.len() - from));
+        for (how, most) in [(BF16, 2e-2), (F32, 1e-4)] {
+            for steps in some(&[5, 200, 65, 1], 2).iter().copied() {
+                let got = in_steps(&mut Poisoned::load(model.path(), how), &sequence, from, &[steps], all_logits);
+                let error = relative_error(&got, &want);
+                eprintln!(
+                    "{heads}, {kv_heads}, {dim} in {:?}, steps of {steps}: relative error {error:.2e}",
+                    how.dtype
+                );
+                assert!(error <= most, "{heads}, {kv_heads}, {dim} in {:?}, steps of {steps}: {error}", how.dtype);
+            }
         }
     }
 }

@@ -10,6 +10,7 @@ mod bits;
 mod device;
 mod exact;
 mod nets;
+mod random_model;
 mod sampling;
 mod shapes;
 #[allow(dead_code)] // What only the CPU's goldens use.

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use tempfile::TempDir;
 use tokenrouter::policy::nets;
 use tokenrouter::request::{SamplingParams, TokenId};
 use tokenrouter::runner::cpu::CpuRunner;
@@ -13,6 +12,7 @@ use tokenrouter_plugin_api::net::{Net as Description, WeightsInfo};
 use tokenrouter_plugin_api::{Context, ModelDescription, Policy, Requirements, Services, random};
 
 use crate::device::{BF16, Draws, F32, Poisoned, assert_same, gpu, observe, some};
+use crate::random_model::{Shape, write_random};
 use crate::sampling::assert_near;
 use crate::support::{Sequence, demo, load, root};
 
@@ -49,7 +49,7 @@ fn citer(info: &ModelInfo) -> Net {
     asked::<citer::Citer>("citer", r#"{"router": "models/demo/routers/citer/router.safetensors"}"#, info)
 }
 
-fn noise(count: usize, seed: u64) -> Vec<f32> {
+pub fn noise(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|i| random::uniform(seed, i as u64, 1 << 20) as f32 - 0.5).collect()
 }
 
@@ -203,53 +203,14 @@ fn scores_do_not_depend_on_company_or_pieces() {
     }
 }
 
-/// A random model of the sizes that the forms of R2R were made for.
-fn model_of_the_forms() -> TempDir {
-    let (hidden, vocabulary, inner, dim) = (12, 30, 20, 8);
-    let directory = TempDir::new().unwrap();
-    let config = json!({
-        "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": hidden, "vocab_size": vocabulary,
-        "intermediate_size": inner, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
-        "head_dim": dim, "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-        "tie_word_embeddings": false, "eos_token_id": 2,
-    });
-    std::fs::write(directory.path().join("config.json"), config.to_string()).unwrap();
-    let layer = |name: &str| format!("model.layers.0.{name}.weight");
-    let tensors: Vec<(String, Vec<usize>)> = vec![
-        ("model.embed_tokens.weight".into(), vec![vocabulary, hidden]),
-        ("lm_head.weight".into(), vec![vocabulary, hidden]),
-        ("model.norm.weight".into(), vec![hidden]),
-        (layer("input_layernorm"), vec![hidden]),
-        (layer("post_attention_layernorm"), vec![hidden]),
-        (layer("self_attn.q_proj"), vec![2 * dim, hidden]),
-        (layer("self_attn.k_proj"), vec![dim, hidden]),
-        (layer("self_attn.v_proj"), vec![dim, hidden]),
-        (layer("self_attn.o_proj"), vec![hidden, 2 * dim]),
-        (layer("mlp.gate_proj"), vec![inner, hidden]),
-        (layer("mlp.up_proj"), vec![inner, hidden]),
-        (layer("mlp.down_proj"), vec![hidden, inner]),
-    ];
-    let values: Vec<Vec<u8>> = tensors
-        .iter()
-        .zip(0..)
-        .map(|((_, shape), seed)| {
-            noise(shape.iter().product(), seed).iter().flat_map(|v| (v * 2.0).to_le_bytes()).collect()
-        })
-        .collect();
-    let views = tensors.iter().zip(&values).map(|((name, shape), bytes)| {
-        (name.clone(), safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap())
-    });
-    let file = safetensors::serialize(views.collect::<Vec<_>>(), None).unwrap();
-    std::fs::write(directory.path().join("model.safetensors"), file).unwrap();
-    directory
-}
-
 #[test]
 fn all_forms_of_r2r() {
     if !gpu() {
         return;
     }
-    let model = model_of_the_forms();
+    // The sizes that the forms were made for.
+    let shape = Shape { hidden: 12, vocabulary: 30, inner: 20, layers: 1, heads: 2, kv_heads: 1, dim: 8 };
+    let model = write_random(&shape);
     let (mut cuda, mut cpu) = (Poisoned::load(model.path(), F32), load(model.path(), F32.pages));
     let directory = Path::new("tests/fixtures/goldens/router-forms");
     let files = std::fs::read_dir(root().join(directory)).unwrap().map(|entry| entry.unwrap().path());
@@ -290,7 +251,9 @@ fn a_vocabulary_that_is_shorter_than_the_lists() {
     if !gpu() {
         return;
     }
-    let model = model_of_the_forms();
+    // The sizes that the forms were made for.
+    let shape = Shape { hidden: 12, vocabulary: 30, inner: 20, layers: 1, heads: 2, kv_heads: 1, dim: 8 };
+    let model = write_random(&shape);
     let (mut cuda, mut cpu) = (Poisoned::load(model.path(), F32), load(model.path(), F32.pages));
     let tokens = Draws::new(2).tokens(20, 30);
     let mut sequence = Sequence::new(&tokens, 20, 0, 1);

@@ -145,9 +145,12 @@ async fn prompt_logprobs_by_token_id() {
     let events = server.events("/v1/chat/completions", chat).await;
     let told: Vec<&Value> = events.iter().filter(|event| event.get("prompt_logprobs").is_some()).collect();
     assert_eq!((told.len(), &told[0]["prompt_logprobs"]), (1, &answer["prompt_logprobs"]));
-    assert_eq!(told[0]["prompt_token_ids"], answer["prompt_token_ids"]);
+    assert_eq!(events[0]["prompt_token_ids"], answer["prompt_token_ids"], "with the role");
+    assert_eq!(events.iter().filter(|event| event.get("prompt_token_ids").is_some()).count(), 1);
     let streamed = events.iter().flat_map(|event| event["choices"].as_array().unwrap());
     let streamed = streamed.filter(|choice| choice["index"] == 1);
+    let last = streamed.clone().find(|choice| choice["finish_reason"].is_string());
+    assert_eq!(last.map(|choice| &choice["token_ids"]), Some(&json!([])));
     let streamed: Vec<Value> =
         streamed.flat_map(|choice| choice["token_ids"].as_array().cloned().unwrap_or_default()).collect();
     assert_eq!(streamed, *ids);

@@ -144,13 +144,17 @@ fn report(swept: &[(Swept, Value)]) -> String {
     let told = swept.iter().map(|(swept, _)| {
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         format!(
-            "{} requests: predicted best {}, measured best {}, lost by the choice {}, rounds are {} apart\n  measured \
+            "{} requests: predicted best {}, measured best {}, lost by the choice {}, rounds are {} apart\n{}  measured \
              differs from predicted by {} (most {})\n",
             swept.requests,
             swept.chosen,
             swept.best,
             percent(swept.loss),
             percent(swept.noise),
+            swept.loss_across.map_or_else(String::new, |loss| format!(
+                "  lost against the best of the other half of the rounds: {}\n",
+                percent(loss)
+            )),
             percent(swept.mean_error),
             percent(swept.largest_error)
         )

@@ -17,6 +17,7 @@ use std::path::Path;
 
 use tokenrouter_plugin_api::net::{Net as Description, NodeIndex, Op as DescribedOp};
 
+use crate::plain::plain;
 use crate::runner::ModelInfo;
 use crate::runner::net::{Net, Node, Op};
 
@@ -40,7 +41,7 @@ pub fn describe(directory: &Path, path: &str) -> Result<tokenrouter_plugin_api::
 pub fn load(plugin: &str, net: &Description, directory: &Path, model: &ModelInfo) -> Result<Net, String> {
     let mut file = WeightsFile::open(&directory.join(&net.weights))?;
     let name = format!("net `{}` of {plugin}", net.name);
-    build(&name, net, &mut file, model).map_err(|e| format!("{name}: {e}"))
+    build(&name, net, &mut file, model).map_err(|e| plain(&format!("{name}: {e}")))
 }
 
 pub(crate) fn build(name: &str, net: &Description, file: &mut WeightsFile, model: &ModelInfo) -> Result<Net, String> {
@@ -49,7 +50,9 @@ pub(crate) fn build(name: &str, net: &Description, file: &mut WeightsFile, model
     }
     let mut builder = Builder { file, model, nodes: Vec::with_capacity(net.nodes.len()), place: Vec::new() };
     for (at, node) in net.nodes.iter().enumerate() {
-        let value = builder.node(&node.op, &node.inputs, net).map_err(|e| format!("node {at} ({:?}): {e}", node.op))?;
+        // Names of tensors may be anything.
+        let named = |e: String| plain(&format!("node {at} ({:?}): {e}", node.op));
+        let value = builder.node(&node.op, &node.inputs, net).map_err(named)?;
         builder.place.push(value);
     }
     let (nodes, place) = (builder.nodes, builder.place);

@@ -8,6 +8,7 @@ use wasmparser::{Encoding, Export, ExternalKind, FunctionBody, Parser, Payload, 
 use super::exports;
 use super::layout::block_bytes;
 use super::manifest::{self, Manifest, ManifestError};
+use crate::plain::plain;
 
 /// Largest file.
 pub const MAX_BYTES: u64 = 64 << 10;
@@ -127,13 +128,14 @@ fn kind(bytes: &[u8]) -> Result<(), GateError> {
 }
 
 pub(super) fn damaged(error: wasmparser::BinaryReaderError) -> GateError {
-    GateError::Damaged(format!("{} at byte {}", error.message(), error.offset()))
+    // It quotes names of the module.
+    GateError::Damaged(plain(&format!("{} at byte {}", error.message(), error.offset())))
 }
 
 fn invalid(error: wasmparser::BinaryReaderError) -> GateError {
     let feature = ["enabled", "are disallowed", "gc feature", "feature required"];
     match feature.iter().any(|words| error.message().contains(words)) {
-        true => GateError::Feature(error.message().to_owned()),
+        true => GateError::Feature(plain(error.message())),
         false => damaged(error),
     }
 }
