@@ -220,8 +220,8 @@ impl Drop for Making {
 }
 
 impl Engine {
-    /// The route with `settings`, from [`ServedRoute::settings_with`], in place of its own. Made if there is none: those
-    /// who ask for the same meanwhile wait for it, and it is made whether or not they do.
+    /// The route with `settings`, from [`ServedRoute::settings_with`], in place of its own. Made if there is none: who
+    /// asks for the same meanwhile waits for it, and it is made whether or not anybody does.
     pub async fn variant(&self, of: &Arc<ServedRoute>, settings: &str) -> Result<Arc<ServedRoute>, VariantError> {
         let route = of.name.clone();
         let Some(base) = &of.variants.base else { return Err(VariantError::Failed { route }) };
