@@ -18,11 +18,12 @@ pub use check::{check, check_events, validator};
 fn bodies() -> Vec<(&'static str, Vec<Value>)> {
     let format = json!({"type": "json_schema", "json_schema": {"schema": {"type": "integer"}}});
     let openai = |name: &str, prompt: Value| {
-        json!({"model": "small", name: prompt, "response_format": format, "structured_outputs": {},
+        json!({"model": "small", name: prompt, "response_format": format, "structured_outputs": {}, "routing": {},
                "stream": true, "stream_options": {}, "max_tokens": 1})
     };
     let params = json!({"max_new_tokens": 1, "response_format": format, "structured_outputs": {}});
-    let outside = json!({"model": "small", "text": "Hi", "response_format": format, "structured_outputs": {}});
+    let outside =
+        json!({"model": "small", "text": "Hi", "response_format": format, "structured_outputs": {}, "routing": {}});
     let messages = json!([{"role": "user", "content": "Hi"}]);
     vec![
         ("/v1/chat/completions", vec![openai("messages", messages.clone())]),
