@@ -4,20 +4,25 @@ mod at_model;
 mod checked;
 mod counts;
 mod deliver;
+mod errors;
 mod keeper;
 mod nets;
 mod patience;
 mod reload;
 mod routes;
+mod shared;
+mod stream;
 mod table;
 mod tuning;
+mod variants;
 mod watch;
+mod workshop;
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -26,24 +31,32 @@ use at_model::AtModel;
 pub use checked::CheckedNets;
 use counts::Progress;
 pub use counts::{Ended, RouteCounts, Share};
-use crossbeam_channel::Sender;
+pub use errors::{StartError, SubmitError};
 pub use keeper::RouteState;
 use keeper::{Keeper, Registry, Upkeep};
 pub use patience::Makers;
 pub use reload::{KnownRoute, RouteChanges, Wanted};
 pub use routes::check_route;
 use routes::{Loader, ModelPlace, attach, describe, policy_fault};
-pub use table::{Routes, ServedRoute};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use shared::{Live, Shared};
+use stream::Behind;
+pub use stream::RequestStream;
+pub use table::{Routes, ServedRoute, VariantOf};
+use tokenrouter_plugin_api::net;
+use tokio::sync::mpsc::unbounded_channel;
+pub use variants::{OverrideError, VariantError};
+use workshop::{PATIENCE, Workshop};
 
-use crate::online::{self, Pace, Paces};
+use crate::online::{self, Pace};
+use crate::plain::short;
 use crate::policy::PolicyFactory;
-use crate::policy::monitor::{Hook, Hung, Monitor, Monitors};
+use crate::policy::monitor::{ByHook, Hook, Hung, Monitors, Names};
+use crate::policy::overrides::Overrides;
 use crate::request::{
-    Event, ModelDown, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteDisabled, RouteId, TokenId, Told,
+    ModelDown, ModelId, NewRequest, RequestError, RequestId, RequestSpec, RouteDisabled, RouteId, TokenId,
 };
 use crate::runner::{ModelInfo, Runner};
-use crate::subserver::coordinator::{Coordinator, LadderError, Waiting};
+use crate::subserver::coordinator::{Coordinator, Waiting};
 use crate::subserver::counts::StepCounts;
 use crate::subserver::gate::Schedule;
 use crate::subserver::observe::Observer;
@@ -93,6 +106,7 @@ pub enum OnError {
 }
 
 /// A route to serve.
+#[derive(Clone)]
 pub struct RouteSetup {
     pub name: String,
     /// Models of the route with their roles, in the policy's order.
@@ -102,6 +116,8 @@ pub struct RouteSetup {
     pub policy: Arc<dyn PolicyFactory>,
     /// Settings as JSON, already checked against the policy's schema.
     pub settings: String,
+    /// What requests may set of them.
+    pub overrides: Overrides,
     pub on_error: OnError,
     /// Wall time that a call of the policy may take; more is counted, and told if it goes on.
     pub budget: Duration,
@@ -128,6 +144,10 @@ pub struct RouteInfo {
     pub context: u32,
     /// Token ids that every model of the route has lie below this.
     pub vocab_size: u32,
+    /// What requests may set of its policy's settings.
+    pub overrides: Overrides,
+    /// It is another route with these settings, and counts under its name.
+    pub variant: Option<VariantOf>,
     disabled: Arc<OnceLock<RouteDisabled>>,
 }
 
@@ -136,221 +156,12 @@ impl RouteInfo {
     pub fn disabled(&self) -> Option<&RouteDisabled> {
         self.disabled.get()
     }
-}
 
-/// Why the engine could not start.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum StartError {
-    #[error("route `{route}`, model `{model}`: {message}")]
-    Policy { route: String, model: String, message: String },
-    /// Nothing is wrong with the route, but the model cannot take it.
-    #[error("route `{route}`, model `{model}`: {message}")]
-    NotTaken { route: String, model: String, message: String },
-    /// An engine that starts with the route can serve it.
-    #[error("route `{route}`, model `{model}`: {message}; restart the server")]
-    AtStartOnly { route: String, model: String, message: String },
-    /// A hook of a plugin does not come back, and the change needs it, or its model.
-    #[error("route `{route}`, model `{model}`: {message}")]
-    Hung { route: String, model: String, message: String },
-    #[error("the server is shutting down; its routes stay as they are")]
-    Stopping,
-    #[error(transparent)]
-    Ladders(#[from] LadderError),
-    #[error("route `{route}`: {message}")]
-    Route { route: String, message: String },
-    #[error("route `{route}`: the name is taken by another route or a model; choose another")]
-    Taken { route: String },
-    #[error("the thread of model `{model}` could not be started: {message}")]
-    Thread { model: String, message: String },
-    #[error("the thread that delivers events could not be started: {message}")]
-    Delivery { message: String },
-    #[error("the thread that looks after routes could not be started: {message}")]
-    Routes { message: String },
-    #[error("the thread that watches plugins could not be started: {message}")]
-    Watchdog { message: String },
-    #[error("batching.mode = \"online\": the tuner could not be started: {message}; set \"fixed\" to go without")]
-    Tuner { message: String },
-}
-
-/// Why a request was not accepted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SubmitError {
-    #[error("the prompt is empty; it needs at least one token")]
-    EmptyPrompt,
-    #[error(
-        "This model's maximum context length is {context} tokens. However, you requested {} tokens ({prompt} in the \
-         prompt, {max_tokens} in the completion). Please reduce the length of the prompt or of the completion.",
-        *prompt as u64 + u64::from(*max_tokens)
-    )]
-    ContextLength { context: u32, prompt: usize, max_tokens: u32 },
-    #[error(
-        "the prompt ({prompt} tokens) with max_tokens ({max_tokens}) needs {needed} K/V pages of model `{model}`, \
-         which has {pages}; lower max_tokens, or give the model more pages"
-    )]
-    Pool { model: String, prompt: usize, max_tokens: u32, needed: usize, pages: u32 },
-    #[error("prompt token {token} is outside the vocabulary; ids are below {vocab}")]
-    TokenOutOfRange { token: TokenId, vocab: u32 },
-    #[error("the route is no longer served")]
-    NoRoute,
-    #[error("the server is shutting down")]
-    ShuttingDown,
-    #[error(transparent)]
-    ModelDown(#[from] ModelDown),
-    #[error(transparent)]
-    RouteDisabled(#[from] RouteDisabled),
-}
-
-/// What all threads of an engine share.
-struct Shared {
-    models: Vec<ModelInfo>,
-    /// By model.
-    places: Vec<ModelPlace>,
-    /// What takes requests now.
-    table: ArcSwap<Routes>,
-    /// What some model knows.
-    registry: Mutex<Registry>,
-    upkeep: Sender<Upkeep>,
-    inboxes: Vec<Sender<Vec<Message>>>,
-    /// Its number of live requests is the size of `live`.
-    coordinator: Arc<Coordinator>,
-    /// A request is live from its submission until its last event or its cancellation.
-    live: Mutex<HashMap<RequestId, Live>>,
-    /// By model.
-    down: Vec<OnceLock<ModelDown>>,
-    stopping: AtomicBool,
-    observer: Option<Arc<dyn Observer>>,
-    /// Where the paces of requests are entered, if somebody wants to know.
-    paces: OnceLock<Paces>,
-}
-
-struct Live {
-    route: Arc<ServedRoute>,
-    events: UnboundedSender<Told>,
-    pace: Pace,
-    progress: Progress,
-}
-
-impl Shared {
-    /// The table is valid between any two operations, so a panic elsewhere cannot spoil it.
-    fn live(&self) -> MutexGuard<'_, HashMap<RequestId, Live>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn post(&self, to: ModelId, message: Message) {
-        // A model whose thread has ended takes no messages; its requests have been failed.
-        if let Some(inbox) = self.inboxes.get(to.index()) {
-            self.coordinator.sent(to, &message);
-            let _ = inbox.send(vec![message]);
-        }
-    }
-
-    /// The request is over. `Some` for the first caller, who tells those concerned.
-    fn remove(&self, id: RequestId) -> Option<Live> {
-        let removed = {
-            let mut live = self.live();
-            let removed = live.remove(&id);
-            self.coordinator.set_live(live.len());
-            removed
-        };
-        if removed.is_some() {
-            self.look_again();
-        }
-        removed
-    }
-
-    /// The number of requests has changed.
-    fn look_again(&self) {
-        if self.coordinator.delays() {
-            self.wake_all();
-        }
-    }
-
-    /// Every model looks at its gate.
-    fn wake_all(&self) {
-        self.inboxes.iter().for_each(|inbox| drop(inbox.send(vec![Message::Wake])));
-    }
-
-    /// Stop the request at every model of its route, for a reason that the models do not know.
-    fn cancel(&self, id: RequestId, ended: Ended) {
-        if let Some(live) = self.remove(id) {
-            self.observe(|observer| observer.cancelled(id));
-            self.bury(id, &live.route);
-            live.progress.ended(ended, Instant::now(), &live.route.counted);
-        }
-    }
-
-    fn bury(&self, id: RequestId, route: &ServedRoute) {
-        for &(model, _) in &route.models {
-            self.post(model, Message::Cancel(id));
-        }
-    }
-
-    /// Nobody may miss an event because an observer panics.
-    fn observe(&self, tell: impl FnOnce(&dyn Observer)) {
-        if let Some(observer) = &self.observer
-            && catch_unwind(AssertUnwindSafe(|| tell(&**observer))).is_err()
-        {
-            tracing::error!("the observer of requests panicked; what it records of this one is not whole");
-        }
-    }
-
-    fn tell(&self, id: RequestId, told: Told) {
-        self.observe(|observer| observer.event(id, &told.event));
-        // A receiver that is gone cancels by itself, so a failed send needs no care.
-        let Some(ended) = Ended::by(&told.event) else {
-            if let Some(Live { route, events, pace, progress }) = self.live().get_mut(&id) {
-                if let Event::Committed { tokens, .. } = &told.event {
-                    if let Some(paces) = self.paces.get() {
-                        pace.tokens(tokens.len() as u64, told.at, paces);
-                    }
-                    progress.committed(tokens, told.at, &route.counted);
-                }
-                let _ = events.send(told);
-            }
-            return;
-        };
-        if let Some(live) = self.remove(id) {
-            if matches!(told.event, Event::Failed(RequestError::NotFinite { .. })) {
-                live.route.counted.counts.corrupted.add(1);
-            }
-            live.progress.ended(ended, told.at, &live.route.counted);
-            let _ = live.events.send(told);
-        }
-    }
-
-    /// Fail a request from outside its sub-servers.
-    fn fail(&self, id: RequestId, error: RequestError) {
-        if let Some(live) = self.remove(id) {
-            let ended = if error == RequestError::ShuttingDown { Ended::Abort } else { Ended::Error };
-            let told = Told::now(Event::Failed(error));
-            self.observe(|observer| observer.event(id, &told.event));
-            live.progress.ended(ended, told.at, &live.route.counted);
-            // A receiver that is gone needs no word.
-            let _ = live.events.send(told);
-            self.bury(id, &live.route);
-        }
-    }
-
-    /// A route that takes requests, or that somebody who held it still does.
-    fn route(&self, id: RouteId) -> Option<Arc<ServedRoute>> {
-        let served = self.table.load().with_id(id).cloned();
-        served.or_else(|| self.registry().held(id))
-    }
-
-    /// From now on the route takes no requests. Those that it has go on.
-    fn disable(&self, route: RouteId, model: ModelId, hook: &'static str) {
-        let Some(info) = self.registry().info(route) else { return };
-        let (route, plugin) = (info.name.clone(), info.policy.clone().unwrap_or_default());
-        let model = self.models[model.index()].name.clone();
-        // Another model's instance may have failed before.
-        let _ = info.disabled.set(RouteDisabled { route, plugin, model, hook });
-    }
-
-    /// A model can compute nothing any more. One line in the log stands for all requests that it costs.
-    fn model_down(&self, model: ModelId, down: ModelDown) {
-        let line = down.to_string();
-        if self.down[model.index()].set(down).is_ok() {
-            tracing::error!("{line}; until then requests that need the model fail");
+    /// Its name, with its settings where others have the name as well: for people.
+    fn title(&self) -> String {
+        match &self.variant {
+            None => self.name.clone(),
+            Some(VariantOf { settings, .. }) => format!("{} with settings {}", self.name, short(settings)),
         }
     }
 }
@@ -364,14 +175,14 @@ pub struct Engine {
     /// Ends with the last model's thread.
     delivery: Option<JoinHandle<()>>,
     keeper: Option<Keeper>,
+    /// Of changes of routes, and of variants.
+    workshop: Workshop,
     /// Held while routes change.
     changing: Mutex<()>,
     tuner: Option<online::Thread>,
     /// By model.
     pools: Vec<PagePool>,
     monitors: Arc<Monitors>,
-    /// Of changes of routes.
-    makers: Makers,
     /// Looks after all hooks until the last model's thread has ended.
     watchdog: Option<watch::Thread>,
     next_id: AtomicU64,
@@ -403,23 +214,24 @@ impl Engine {
         let mut registry = Registry::default();
         let mut attachments: Vec<Vec<Option<Attachment>>> = infos.iter().map(|_| Vec::new()).collect();
         let mut served = Vec::new();
+        let routes: Vec<Arc<RouteSetup>> = routes.into_iter().map(Arc::new).collect();
         let mut loader = Loader::default();
         let starting = Makers::default();
         let monitors = starting.monitors.clone();
         for route in &routes {
-            let entered = registry.enter(describe(route, &infos)?, &upkeep);
+            let entered = registry.enter(describe(route, &infos)?, Some(route), &upkeep);
             for (index, of_model) in attachments.iter_mut().enumerate() {
                 let (model, info, runner) = (ModelId(index as u32), &infos[index], &mut models[index].runner);
                 let stays = places[index].net_maker.is_none();
                 let fault = policy_fault(route, info);
-                let mut load = |net: &_| {
+                let mut load = |net: &net::Net| {
                     let (digest, loaded) = loader.read(route, net, model, info).map_err(&fault)?;
-                    if let Some(id) = registry.claim(entered.id, model, &digest) {
+                    if let Some(id) = registry.claim(entered.id, model, net, &digest) {
                         return Ok(id);
                     }
                     let loaded = loaded.ok_or_else(|| fault("its runner lost it".into()))?;
                     let id = runner.load_net(loaded).map_err(|e| fault(e.to_string()))?;
-                    registry.enter_loaded(entered.id, model, digest, id, stays);
+                    registry.enter_loaded(entered.id, model, net, (digest, id), stays);
                     Ok(id)
                 };
                 of_model.push(attach(route, model, &places[index], &infos, &mut load, &starting)?);
@@ -437,9 +249,11 @@ impl Engine {
                 sha256: None,
                 context: info.context,
                 vocab_size: info.vocab_size,
+                overrides: Overrides::default(),
+                variant: None,
                 disabled: Arc::default(),
             };
-            served.push(registry.enter(alone, &upkeep));
+            served.push(registry.enter(alone, None, &upkeep));
             for (other, of_model) in attachments.iter_mut().enumerate() {
                 let alone =
                     || Attachment::new(&info.name, None, vec![id], 0, OnError::default(), &models[other].masked);
@@ -483,7 +297,7 @@ impl Engine {
             changing: Mutex::default(),
             tuner: None,
             watchdog: Some(watch::start(monitors.clone())?),
-            makers: Makers::watched(monitors.clone(), reload::PATIENCE),
+            workshop: Workshop { shared: shared.clone(), makers: Makers::watched(monitors.clone(), PATIENCE) },
             monitors,
             next_id: AtomicU64::new(1),
         };
@@ -551,9 +365,9 @@ impl Engine {
         self.shared.down.iter().filter_map(OnceLock::get)
     }
 
-    /// The policy instances at work.
-    pub fn policies(&self) -> Vec<Arc<Monitor>> {
-        self.monitors.list()
+    /// What policies have done since the start.
+    pub fn policy_counts(&self) -> BTreeMap<Names, ByHook> {
+        self.monitors.counts()
     }
 
     /// Hooks that have run for a second or more, have not come back, and hold their model up.
@@ -730,48 +544,6 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.end();
-    }
-}
-
-/// The events of one request, ending with [`Event::Finished`] or [`Event::Failed`].
-pub struct RequestStream {
-    pub id: RequestId,
-    pub events: UnboundedReceiver<Told>,
-    behind: Option<Behind>,
-}
-
-/// What a stream has to do with an engine.
-struct Behind {
-    shared: Arc<Shared>,
-    spec: Arc<RequestSpec>,
-    /// How the request ends if the stream is dropped.
-    ended: Ended,
-}
-
-impl RequestStream {
-    /// A stream with no engine behind it: for tests of those who read streams.
-    pub fn unconnected(id: RequestId, events: UnboundedReceiver<Told>) -> Self {
-        Self { id, events, behind: None }
-    }
-
-    /// The request, with the moment that it begins.
-    pub fn spec(&self) -> Option<&Arc<RequestSpec>> {
-        self.behind.as_ref().map(|behind| &behind.spec)
-    }
-
-    /// Its text has ended before the models hear of it: dropping the stream breaks nothing off.
-    pub fn stopped(&mut self) {
-        if let Some(behind) = &mut self.behind {
-            behind.ended = Ended::Stop;
-        }
-    }
-}
-
-impl Drop for RequestStream {
-    fn drop(&mut self) {
-        if let Some(Behind { shared, ended, .. }) = &self.behind {
-            shared.cancel(self.id, *ended);
-        }
     }
 }
 

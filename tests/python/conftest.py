@@ -12,6 +12,9 @@ os.environ |= {
     "HF_HOME": str(PROGRAM.parents[1] / "huggingface"),
 }
 
+# What requests may set at the servers.
+os.environ |= {"TOKENROUTER__ROUTES__RSTITCH__OVERRIDES": "threshold"}
+
 import httpx
 import openai
 import pytest

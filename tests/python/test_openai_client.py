@@ -47,6 +47,20 @@ def test_chat(client, model):
     assert choice.finish_reason == ("length" if usage.completion_tokens == 48 else "stop")
 
 
+def test_settings_of_a_request(client):
+    def writers(**settings):
+        usage = chat(client, "rstitch", seed=1, extra_body={"routing": {"settings": settings}}).usage
+        return {model for model, tokens in usage.tokens_by_model.items() if tokens}
+
+    assert writers(threshold=1) == {"small"}
+    assert "large" in writers(threshold=0)
+    assert client.models.retrieve("rstitch").overrides == ["threshold"]
+    for settings, param in [({"threshold": 2}, "routing.settings"), ({"router": "x"}, "routing.settings.router")]:
+        with pytest.raises(openai.BadRequestError) as refused:
+            writers(**settings)
+        assert refused.value.param == param
+
+
 def test_cached_tokens(client, model):
     # With its own salt the first request finds nothing, whatever other tests have asked.
     fields = {"seed": 1, "extra_body": {"cache_salt": f"test_cached_tokens {model}"}}

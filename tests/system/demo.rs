@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokenrouter::engine::{Engine, ModelSetup, OnError, RouteSetup};
+use tokenrouter::policy::overrides::Overrides;
 use tokenrouter::policy::wasm::WasmPlugin;
 use tokenrouter::policy::{PolicyFactory, native, plugin};
 use tokenrouter::request::{Committed, Event, FinishReason, ModelId, NewRequest};
@@ -141,6 +142,7 @@ pub fn observed(setup: &Setup, routes: &[Route], observer: Option<Arc<dyn Observ
         entry: 0,
         policy: plugin(route.plugin),
         settings: route.settings.to_string(),
+        overrides: Overrides::default(),
         on_error: OnError::FailRequest,
         budget: tokenrouter::policy::monitor::DEFAULT_BUDGET,
         excluded: Vec::new(),

@@ -7,6 +7,7 @@ mod fault;
 mod flood;
 mod http;
 mod load;
+mod overrides;
 mod reload;
 mod structured;
 mod traces;

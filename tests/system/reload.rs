@@ -47,11 +47,11 @@ const BROKEN: [(&str, &str); 5] = [
 ];
 
 /// The program in a directory of its own.
-struct Server {
+pub struct Server {
     child: Child,
-    address: SocketAddr,
+    pub address: SocketAddr,
     admin: SocketAddr,
-    directory: tempfile::TempDir,
+    pub directory: tempfile::TempDir,
 }
 
 impl Server {
@@ -59,7 +59,8 @@ impl Server {
         Self::with(POLICIES[0])
     }
 
-    fn with(policy: &str) -> Self {
+    /// With this as the table of route `r`.
+    pub fn with(policy: &str) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         write(directory.path(), policy);
         let test = std::env::current_exe().expect("a test has an executable");
@@ -82,7 +83,7 @@ impl Server {
     }
 
     /// Status and JSON.
-    fn admin(&self, request: &str) -> (u16, Value) {
+    pub fn admin(&self, request: &str) -> (u16, Value) {
         let mut stream = TcpStream::connect(self.admin).expect("connected");
         write!(stream, "{request} HTTP/1.1\r\nhost: t\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
             .expect("sent");
@@ -92,13 +93,13 @@ impl Server {
         (head[9..12].parse().expect("a status"), serde_json::from_str(body).expect("JSON"))
     }
 
-    fn reload(&self, policy: &str) -> (u16, Value) {
+    pub fn reload(&self, policy: &str) -> (u16, Value) {
         write(self.directory.path(), policy);
         self.admin("POST /admin/reload")
     }
 
     /// Files that are open while nobody is connected, and bytes of memory.
-    fn takes(&self) -> (usize, u64) {
+    pub fn takes(&self) -> (usize, u64) {
         let process = Path::new("/proc").join(self.child.id().to_string());
         // The last connections are closed a little after their clients have left.
         let open = |_| {
@@ -113,7 +114,7 @@ impl Server {
     }
 
     /// Wait until nothing is under way and one route and two models are known.
-    fn settle(&self) {
+    pub fn settle(&self) {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let (_, known) = self.admin("GET /admin/routes");
@@ -134,7 +135,7 @@ impl Drop for Server {
     }
 }
 
-fn log_of(directory: &Path) -> String {
+pub fn log_of(directory: &Path) -> String {
     std::fs::read_to_string(directory.join("log")).unwrap_or_default()
 }
 

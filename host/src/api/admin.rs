@@ -14,7 +14,7 @@ use super::error::{ApiError, PLUGIN_HUNG};
 use super::front::{KeyRing, bearer};
 use super::http::json_response;
 use super::state::AppState;
-use crate::engine::{KnownRoute, RouteChanges, RouteState};
+use crate::engine::{KnownRoute, RouteChanges, RouteState, VariantOf};
 use crate::metrics::Counter;
 
 /// Who may use the endpoints, and where.
@@ -204,6 +204,7 @@ fn describe(state: &AppState, KnownRoute { id, info, state: life, requests }: &K
         "id": id.0,
         "state": life,
         "requests": requests,
+        "settings": info.variant.as_ref().map(VariantOf::values),
         "plugin": info.policy,
         "version": info.version,
         "sha256": info.sha256,

@@ -15,6 +15,7 @@ use super::http::json_response;
 use super::params::{Generation, Names};
 use super::prompt::{Truncate, prompt_logprobs};
 use super::reader::{Fields, Warned};
+use super::routing;
 use super::run::{Answer, Ask, Options, Run, check_choices};
 use super::shown::{RequestName, Shown};
 use super::sse::{self, Encoder};
@@ -32,9 +33,10 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
 }
 
 async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
-    let route = state.route(&mut fields)?;
-    let Asked { mut generation, streaming, shown, messages, template, continues, truncate, name } =
+    let mut route = state.route(&mut fields)?;
+    let Asked { mut generation, settings, streaming, shown, messages, template, continues, truncate, name } =
         Asked::read(fields, &route, &state.warned)?;
+    route.settings = settings;
     let most = truncate.map(|most| most.most(route.room, generation.max_tokens));
     let prompt = state.chat_tokens(&route, messages, template, continues, most).await?;
     let options = Options { default_max_tokens: None, return_signals: shown.routing, prompt_field: "messages" };
@@ -76,6 +78,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
 /// What a body asks for.
 pub(super) struct Asked {
     pub generation: Generation,
+    settings: Option<String>,
     streaming: Streaming,
     shown: Shown,
     pub messages: Vec<Value>,
@@ -93,6 +96,7 @@ impl Asked {
         elsewhere(&mut fields, NATIVE_ONLY, "use `prompt_logprobs` and `logprobs`")?;
         elsewhere(&mut fields, &["echo"], "use /v1/completions")?;
         let mut generation = Generation::read(&mut fields, NAMES, &route.defaults, route.vocab)?;
+        let settings = routing::settings(&mut fields, &route.served)?;
         let streaming = Streaming::read(&mut fields)?;
         generation.sampling.top_logprobs = logprobs(&mut fields)?;
         let shown = Shown::read(&mut fields)?;
@@ -103,7 +107,7 @@ impl Asked {
         let (template, continues) = template_options(&mut fields)?;
         special_tokens(&mut fields, route, false, true)?;
         fields.finish(warned);
-        Ok(Self { generation, streaming, shown, messages, template, continues, truncate, name })
+        Ok(Self { generation, settings, streaming, shown, messages, template, continues, truncate, name })
     }
 }
 

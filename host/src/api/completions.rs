@@ -16,6 +16,7 @@ use super::params::{Generation, Names};
 use super::prompt::{Encoded, Truncate, prompt_logprobs};
 use super::prompts::Prompts;
 use super::reader::{Fields, Warned};
+use super::routing;
 use super::run::{Answer, Ask, Options, Run, check_choices};
 use super::shown::{RequestName, Shown};
 use super::sse::{self, Encoder};
@@ -32,9 +33,10 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
 }
 
 async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
-    let route = state.route(&mut fields)?;
-    let Asked { mut generation, streaming, shown, echo, truncate, name, prompts } =
+    let mut route = state.route(&mut fields)?;
+    let Asked { mut generation, settings, streaming, shown, echo, truncate, name, prompts } =
         Asked::read(fields, &route, &state.warned)?;
+    route.settings = settings;
     let most = truncate.map(|most| most.most(route.room, Some(generation.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS))));
     let prepare = Prepare { echo, keep_special: generation.keep_special, most };
     let prompts = state.prompt_tokens(&route, prompts, "prompt", prepare).await?;
@@ -76,6 +78,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
 /// What a body asks for.
 pub(super) struct Asked {
     pub generation: Generation,
+    settings: Option<String>,
     streaming: Streaming,
     shown: Shown,
     /// The prompt is the beginning of the answer.
@@ -93,6 +96,7 @@ impl Asked {
         let echo = fields.boolean("echo")?.unwrap_or(false);
         let names = Names { least: i64::from(!echo), ..NAMES };
         let mut generation = Generation::read(&mut fields, names, &route.defaults, route.vocab)?;
+        let settings = routing::settings(&mut fields, &route.served)?;
         let streaming = Streaming::read(&mut fields)?;
         let logprobs = fields.integer("logprobs", 0..=i64::from(MAX_TOP_LOGPROBS))?.map(|top| top as u32);
         generation.sampling.top_logprobs = logprobs;
@@ -105,7 +109,7 @@ impl Asked {
         let prompts = Prompts::read("prompt", prompt, route.vocab)?;
         special_tokens(&mut fields, route, true, prompts.has_text())?;
         fields.finish(warned);
-        Ok(Self { generation, streaming, shown, echo, truncate, name, prompts })
+        Ok(Self { generation, settings, streaming, shown, echo, truncate, name, prompts })
     }
 }
 

@@ -48,6 +48,7 @@ pub(crate) fn read(body: &[u8], text: &Arc<ModelText>) -> [Result<Read, ApiError
 pub(super) fn route(text: &Arc<ModelText>) -> Route {
     Route {
         served: Arc::new(crate::engine::ServedRoute::unconnected(RouteId(0), "r")),
+        settings: None,
         name: "route".into(),
         text: Arc::clone(text),
         defaults: SamplingDefaults::default(),

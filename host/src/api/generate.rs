@@ -18,6 +18,7 @@ use super::params::{Generation, Names, cache_salt};
 use super::prompt::Encoded;
 use super::prompts::Prompts;
 use super::reader::{Fields, Warned};
+use super::routing;
 use super::run::{Answer, Ask, Options, Run, check_choices};
 use super::sse::{self, Encoder};
 use super::state::{AppState, Route};
@@ -35,9 +36,10 @@ pub async fn handle(State(state): State<Arc<AppState>>, request: Request) -> Res
 
 async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let started = Instant::now();
-    let route = state.route(&mut fields)?;
-    let Asked { generations, logprobs, stream, return_routing, ids, text_in_logprobs, field, prompts } =
+    let mut route = state.route(&mut fields)?;
+    let Asked { generations, settings, logprobs, stream, return_routing, ids, text_in_logprobs, field, prompts } =
         Asked::read(fields, &route, &state.warned)?;
+    route.settings = settings;
     let n = generations.first().map_or(1, |generation| generation.n);
     let batch = prompts.batch || n > 1;
     let mut generations = generations;
@@ -78,6 +80,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
 pub(super) struct Asked {
     /// One a prompt; all have the same `n`.
     pub generations: Vec<Generation>,
+    settings: Option<String>,
     logprobs: Vec<Option<Logprobs>>,
     stream: bool,
     return_routing: bool,
@@ -93,6 +96,7 @@ impl Asked {
         refuse_unbuilt(&mut fields)?;
         let remedy = "use `return_logprob` and its fields, or /v1/completions";
         elsewhere(&mut fields, OPENAI_ONLY, remedy)?;
+        let settings = routing::settings(&mut fields, &route.served)?;
         let form = structured::read(&mut fields)?;
         let (field, prompts) = match (fields.take("text"), fields.take("input_ids")) {
             (Some(text), None) => ("text", Prompts::read("text", text, route.vocab)?),
@@ -110,6 +114,7 @@ impl Asked {
             let mut sampling = Fields::of(&name, given.unwrap_or_else(|| json!({})))?;
             refuse_unbuilt(&mut sampling)?;
             elsewhere(&mut sampling, OPENAI_ONLY, remedy)?;
+            elsewhere(&mut sampling, &["routing"], "give it beside `sampling_params`")?;
             let mut generation = Generation::read(&mut sampling, NAMES, &route.defaults, route.vocab)?;
             generation.cache_salt = salt.clone().or(generation.cache_salt);
             generation.form = structured::only(form.clone(), generation.form)?;
@@ -137,7 +142,7 @@ impl Asked {
             return Err(ApiError::missing("text", "Exactly one of `text` and `input_ids` is required."));
         }
         fields.finish(warned);
-        Ok(Self { generations, logprobs, stream, return_routing, ids, text_in_logprobs, field, prompts })
+        Ok(Self { generations, settings, logprobs, stream, return_routing, ids, text_in_logprobs, field, prompts })
     }
 }
 

@@ -11,7 +11,7 @@ use super::admin::OwnAddress;
 use super::error::ApiError;
 use super::http::json_response;
 use super::state::{AppState, unix_time};
-use crate::engine::RouteInfo;
+use crate::engine::ServedRoute;
 use crate::request::ModelId;
 
 pub async fn version() -> Response {
@@ -75,7 +75,7 @@ pub async fn server(State(state): State<Arc<AppState>>) -> Response {
     json_response(StatusCode::OK, &body)
 }
 
-fn describe(state: &AppState, route: &RouteInfo) -> Value {
+fn describe(state: &AppState, route: &ServedRoute) -> Value {
     let models = route.models.iter().enumerate().filter_map(|(index, (model, role))| {
         let name = &state.engine.models().get(model.index())?.name;
         Some(json!({"name": name, "role": role, "entry": index == route.entry}))
@@ -88,6 +88,9 @@ fn describe(state: &AppState, route: &RouteInfo) -> Value {
         "version": route.version,
         "sha256": route.sha256,
         "disabled": route.disabled().is_some(),
+        "overrides": route.overrides.names(),
+        "variants": route.variants(),
+        "max_variants": route.overrides.max_variants,
         "models": models.collect::<Vec<_>>(),
     })
 }

@@ -28,6 +28,7 @@ mod prompt;
 mod prompts;
 mod reader;
 mod record;
+mod routing;
 mod run;
 mod running;
 mod seen;

@@ -54,6 +54,7 @@ fn describe(state: &AppState, route: &RouteInfo) -> Value {
         "owned_by": "tokenrouter",
         "max_model_len": longest,
         "policy": route.policy,
+        "overrides": route.overrides.names(),
         "models": models,
     })
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::choice::{Choice, ChoiceError, End, Ending, Entry, Piece, Reason};
 use super::error::ApiError;
-use super::front::{Deadline, Slot};
+use super::front::{Deadline, Slot, over};
 use super::params::Generation;
 use super::running::Named;
 use super::seen::Seen;
@@ -89,12 +89,22 @@ impl Run {
                 told(&mut aborted).await;
             }
         };
-        let (slots, deadline) = tokio::select! {
+        let enter = async {
+            let (slots, mut deadline) = state.enter(choices, prompt_tokens).await?;
+            // Held until its requests hold it.
+            let served = tokio::select! {
+                biased;
+                served = state.served(route) => served?,
+                error = over(&mut deadline) => return Err(error),
+            };
+            Ok::<_, ApiError>((slots, deadline, served))
+        };
+        let (slots, deadline, served) = tokio::select! {
             biased;
-            entered = state.enter(choices, prompt_tokens) => entered?,
+            entered = enter => entered?,
             () = all_aborted => return Ok(Self::never_begun(choices, prompt_tokens, seen, named)),
         };
-        let over = deadline.as_ref().map(Deadline::at);
+        let ends = deadline.as_ref().map(Deadline::at);
         let mut submitting = Vec::with_capacity(choices);
         for (Ask { prompt, generation, .. }, aborted) in asks.into_iter().zip(aborted) {
             let ending = Ending {
@@ -113,7 +123,7 @@ impl Run {
             let seed = generation.prompt_seed();
             for choice in 0..n {
                 let request = NewRequest {
-                    route: route.served.id,
+                    route: served.id,
                     prompt: prompt.clone(),
                     max_tokens: generation.max_tokens.unwrap_or(default),
                     sampling: generation.sampling_of(seed, choice),
@@ -132,7 +142,7 @@ impl Run {
         }
         let (sender, pieces) = mpsc::channel(BUFFER);
         for (index, ((choice, aborted), slot)) in running.into_iter().zip(slots).enumerate() {
-            tokio::spawn(follow(index, choice, aborted, sender.clone(), slot, over));
+            tokio::spawn(follow(index, choice, aborted, sender.clone(), slot, ends));
         }
         Ok(Self { pieces, choices, prompt_tokens, seen, _named: named, deadline })
     }

@@ -126,6 +126,7 @@ impl AppState {
         eos.dedup();
         Ok(Route {
             served: route.clone(),
+            settings: None,
             name,
             text: text.ok_or_else(|| ApiError::internal("the route's entry model has no tokenizer"))?,
             defaults: entry.and_then(|entry| self.defaults.get(entry)).cloned().unwrap_or_default(),
@@ -143,6 +144,8 @@ impl AppState {
 pub struct Route {
     /// Held, so that a request that is being prepared still finds it.
     pub served: Arc<ServedRoute>,
+    /// Settings of its policy that the request wants in place of the route's own, as JSON.
+    pub settings: Option<String>,
     pub name: String,
     /// Tokenizer and chat template of the entry model.
     pub text: Arc<ModelText>,

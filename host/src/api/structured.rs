@@ -86,7 +86,11 @@ fn response_format(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
     let kind = format!("{field}.type");
     let form = match format.string("type")?.as_deref() {
         Some("text") => return Ok(None),
-        Some("json_object") => Form::json_object(),
+        // llama.cpp's place for a schema.
+        Some("json_object") => match format.take("schema").filter(|value| !value.is_null()) {
+            Some(value) => schema(&format.name("schema"), value)?.unwrap_or_else(Form::json_object),
+            None => Form::json_object(),
+        },
         Some("json_schema") => {
             let missing = |name: String| ApiError::missing(&name, format!("`{name}` is required."));
             let mut schema_object =
@@ -247,6 +251,16 @@ mod tests {
         for (body, field, form) in [
             (json!({"response_format": {"type": "json_schema", "json_schema": named}}), "response_format", schema()),
             (json!({"response_format": {"type": "json_object"}}), "response_format", Form::json_object()),
+            (
+                json!({"response_format": {"type": "json_object", "schema": {"type": "integer"}}}),
+                "response_format",
+                schema(),
+            ),
+            (
+                json!({"response_format": {"type": "json_object", "schema": null}}),
+                "response_format",
+                Form::json_object(),
+            ),
             (json!({"json_schema": r#"{"type":"integer"}"#}), "json_schema", schema()),
             (json!({"json_schema": {"type": "integer"}, "regex": ""}), "json_schema", schema()),
             (json!({"guided_json": {"type": "integer"}}), "guided_json", schema()),
@@ -282,6 +296,11 @@ mod tests {
         for (body, param, code) in [
             (json!({"response_format": {"type": "xml"}}), "response_format.type", "invalid_value"),
             (json!({"response_format": {}}), "response_format.type", "missing_required_parameter"),
+            (
+                json!({"response_format": {"type": "json_object", "schema": 123}}),
+                "response_format.schema",
+                "invalid_type",
+            ),
             (json!({"response_format": "json"}), "response_format", "invalid_type"),
             (
                 json!({"response_format": {"type": "json_schema"}}),

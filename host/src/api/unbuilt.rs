@@ -21,11 +21,8 @@ const REFUSED: &[Refused] = &[
     (&["input_embeds", "prompt_embeds", "image_data", "video_data", "audio_data"], off, "give the prompt as text"),
     (&["reasoning_effort"], no_effort, "set what the model's template reads in chat_template_kwargs"),
     (&["route"], off, "name the route in `model`"),
-    (
-        &["policy", "policy_settings"],
-        off,
-        "a route's policy and its settings are the operator's; name another route in `model`",
-    ),
+    (&["policy"], off, "a route's policy is the operator's; name another route in `model`"),
+    (&["policy_settings"], off, "give `settings` in `routing`"),
     (&["chat_template"], off, "put a template into the model's directory"),
     (&["suffix"], off, "write the whole prompt for the model's own fill-in-the-middle tokens"),
     (&["allowed_token_ids", "bad_words"], off, "use `logit_bias`"),
@@ -207,6 +204,7 @@ mod tests {
 
         let route = |text| Route {
             served: Arc::new(ServedRoute::unconnected(RouteId(0), "r")),
+            settings: None,
             name: "r".into(),
             text: Arc::new(text),
             defaults: Default::default(),

@@ -201,6 +201,7 @@ impl Prepared {
             entry: route.entry,
             policy: self.plugins[index].policy.clone(),
             settings: route.settings.to_string(),
+            overrides: route.overrides.as_ref().map(|(overrides, _)| overrides.clone()).unwrap_or_default(),
             on_error: route.on_error,
             budget: route.budget,
             excluded: self.excluded[index].clone(),

@@ -13,6 +13,7 @@ mod locate;
 pub(crate) mod read;
 mod record;
 mod reload;
+mod route;
 mod traces;
 pub(crate) mod tree;
 
@@ -36,6 +37,7 @@ use sha2::{Digest, Sha256};
 
 use crate::api::TraceSettings;
 use crate::engine::OnError;
+use crate::policy::overrides::Overrides;
 use crate::runner::model_config::shapes::Shape;
 
 /// A checked configuration.
@@ -157,6 +159,8 @@ pub struct RouteConfig {
     /// Wall time that a call of the policy may take.
     pub budget: Duration,
     pub settings: serde_json::Value,
+    /// Settings that requests may set, and where that was written.
+    pub overrides: Option<(Overrides, Origin)>,
     /// Router networks that the policy cannot describe itself, as they are written, and where.
     pub nets: Option<(serde_json::Value, Origin)>,
     /// Where the route's table begins.

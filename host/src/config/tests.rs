@@ -81,6 +81,8 @@ roles = { small = "slm", large = "llm" }
 entry = "large"
 on_error = "fail_request"
 budget_us = 350
+overrides = ["threshold", 'list."a.b"']
+max_variants = 3
 [routes.r.settings]
 threshold = 0.5
 list = [1, "two", { three = true }]
@@ -122,13 +124,16 @@ requests = true
     assert_eq!(route.models, [(0, "slm".to_string()), (1, "llm".to_string())]);
     assert_eq!((route.entry, route.on_error), (1, OnError::FailRequest));
     assert_eq!(route.budget, Duration::from_micros(350));
+    let (overrides, origin) = route.overrides.as_ref().unwrap();
+    assert_eq!((overrides.names(), origin), (vec!["threshold".into(), "list.\"a.b\"".into()], &Origin::Line(38)));
+    assert_eq!(overrides.max_variants, 3);
     assert_eq!(route.sha256.as_deref(), Some("abcdef0123456789abcdef0123456789abcdef0123456789abcdef0123456789"));
     assert_eq!(route.settings.to_string(), r#"{"threshold":0.5,"list":[1,"two",{"three":true}]}"#);
     let route = &config.routes[1];
     assert_eq!(route.models, [(1, "large".to_string()), (0, "small".to_string())]);
     assert_eq!((route.entry, route.on_error, route.settings.to_string()), (0, OnError::DisableRoute, "{}".into()));
     let record = config.record.unwrap();
-    assert_eq!((record.directory.to_str(), record.origin), (Some("recordings/a"), Origin::Line(46)));
+    assert_eq!((record.directory.to_str(), record.origin), (Some("recordings/a"), Origin::Line(48)));
     assert_eq!((record.max_bytes, record.shard_rows, record.top_k), (2 << 20, 1024, 100));
     assert_eq!((record.hidden, record.requests, record.sample), (true, true, 0.25));
     assert_eq!(record.routes, Some(vec!["q".into(), "large".into()]));

@@ -16,6 +16,10 @@ pub const MAX_BYTES: usize = 256 << 10;
 /// Most values or brackets within each other.
 pub const MAX_NESTING: usize = 64;
 
+/// Most `*`, `+` and `{` of expressions and grammars. What may come after each of so many repetitions is written out for every
+/// one of them: 50,000 took 10 GB.
+pub const MAX_REPETITIONS: usize = 2000;
+
 /// Between the parts of a JSON value a model may write a space, or a new line with an indent. Whitespace without
 /// an end would let it write nothing else.
 const WHITESPACE: &str = r"[\x20\x09]|\x0D?\x0A[\x20\x09]{0,40}";
@@ -138,6 +142,7 @@ fn read(form: &Form) -> Result<TopLevelGrammar, CompileError> {
         Form::JsonSchema(text) => schema(text).map(TopLevelGrammar::from_json_schema),
         Form::Regex(text) => {
             check_nesting(bracket_depth(text))?;
+            check_repetitions(repetitions(text))?;
             Ok(TopLevelGrammar::from_regex(text))
         }
         Form::Choice(texts) => {
@@ -151,6 +156,7 @@ fn read(form: &Form) -> Result<TopLevelGrammar, CompileError> {
                 return Err(CompileError(message.into()));
             }
             check_nesting(bracket_depth(text))?;
+            check_repetitions(repetitions(text))?;
             Ok(TopLevelGrammar::from_lark(text.clone()))
         }
     }
@@ -165,6 +171,7 @@ fn quoted(text: &str) -> String {
 fn schema(text: &str) -> Result<Value, CompileError> {
     let schema: Value = serde_json::from_str(text).map_err(|e| CompileError(format!("it is not JSON: {e}")))?;
     check_nesting(value_depth(&schema))?;
+    check_repetitions(repetitions_of_patterns(&schema))?;
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
         Value::Object(_) => schema,
@@ -186,6 +193,36 @@ fn check_nesting(depth: usize) -> Result<(), CompileError> {
         return Ok(());
     }
     Err(CompileError(format!("it is nested {depth} deep; at most {MAX_NESTING} are possible")))
+}
+
+fn check_repetitions(count: usize) -> Result<(), CompileError> {
+    if count <= MAX_REPETITIONS {
+        return Ok(());
+    }
+    Err(CompileError(format!("it has {count} repetitions (`*`, `+`, `{{`); at most {MAX_REPETITIONS} are possible")))
+}
+
+fn repetitions(expression: &str) -> usize {
+    expression.bytes().filter(|byte| matches!(byte, b'*' | b'+' | b'{')).count()
+}
+
+/// Of all expressions in a schema.
+fn repetitions_of_patterns(schema: &Value) -> usize {
+    match schema {
+        Value::Array(items) => items.iter().map(repetitions_of_patterns).sum(),
+        Value::Object(map) => {
+            let of_key = |(key, value): (&String, &Value)| match (key.as_str(), value) {
+                ("pattern", Value::String(pattern)) => repetitions(pattern),
+                ("patternProperties", Value::Object(patterns)) => {
+                    let names = patterns.keys().map(|pattern| repetitions(pattern)).sum::<usize>();
+                    names + patterns.values().map(repetitions_of_patterns).sum::<usize>()
+                }
+                _ => repetitions_of_patterns(value),
+            };
+            map.iter().map(of_key).sum()
+        }
+        _ => 0,
+    }
 }
 
 fn value_depth(value: &Value) -> usize {

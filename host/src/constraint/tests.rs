@@ -172,6 +172,28 @@ proptest! {
     }
 }
 
+/// Some thousand bytes of them took gigabytes.
+#[test]
+fn repetitions_are_bounded_wherever_they_stand() {
+    let many = |count: usize| "a*".repeat(count);
+    let pattern = |count: usize| json!({"type": "string", "pattern": many(count)});
+    let named = |count: usize| json!({"type": "object", "patternProperties": {many(count): {}}});
+    let schema = |schema: Value| Form::JsonSchema(schema.to_string());
+    for form in [
+        Form::Regex(many(2001)),
+        Form::Regex("a{2}".repeat(2001)),
+        Form::Lark(format!("start: /{}/", many(2001))),
+        schema(pattern(2001)),
+        schema(named(2001)),
+        schema(json!({"anyOf": [pattern(1000), {"items": pattern(1001)}]})),
+    ] {
+        let refused = compile(form, &vocabulary().1).unwrap_err().0;
+        assert_eq!(refused, "it has 2001 repetitions (`*`, `+`, `{`); at most 2000 are possible");
+    }
+    let text = json!({"type": "string", "enum": [many(3000)], "description": "+".repeat(3000)});
+    compile(schema(text), &vocabulary().1).unwrap();
+}
+
 #[test]
 fn tokens_without_a_text_are_never_allowed() {
     for form in ["start: <[2046]>", "start: <[2048]>"] {

@@ -7,7 +7,7 @@ use crossbeam_channel::Sender;
 
 use super::deliver::Events;
 use super::keeper::Upkeep;
-use super::{Live, Shared};
+use super::shared::{Live, Shared};
 use crate::request::{Event, ModelDown, ModelId, RouteId, Told};
 use crate::subserver::worker::Surroundings;
 use crate::subserver::{Effect, Message};
@@ -25,7 +25,7 @@ impl AtModel {
     /// Names of a route and of its policy, for the log.
     fn names(&self, route: RouteId) -> (String, String) {
         let info = self.shared.registry().info(route);
-        info.map_or_else(Default::default, |info| (info.name.clone(), info.policy.clone().unwrap_or_default()))
+        info.map_or_else(Default::default, |info| (info.title(), info.policy.clone().unwrap_or_default()))
     }
 
     /// The model's thread has ended by a panic. Nobody answers there, so all that may need it fails, after what

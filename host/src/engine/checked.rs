@@ -104,6 +104,7 @@ mod tests {
     use crate::engine::{Makers, OnError, TokenText, check_route};
     use crate::policy::Linked;
     use crate::policy::monitor::DEFAULT_BUDGET;
+    use crate::policy::overrides::Overrides;
     use crate::request::TokenId;
     use crate::runner::Runner;
     use crate::runner::simulated::SimulatedRunner;
@@ -144,6 +145,7 @@ mod tests {
             entry: 0,
             policy: Arc::new(Linked::<Scored>::default()),
             settings: weights.into(),
+            overrides: Overrides::default(),
             on_error: OnError::FailRequest,
             budget: DEFAULT_BUDGET,
             excluded: Vec::new(),

@@ -6,11 +6,14 @@ use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use tokenrouter_plugin_api::net::Net;
 
 use super::counts::{Counted, RouteCounts};
 use super::nets::NetTable;
+use super::shared::Shared;
 use super::table::ServedRoute;
-use super::{RouteInfo, Shared, StartError};
+use super::variants::Variants;
+use super::{RouteInfo, RouteSetup, StartError};
 use crate::request::{ModelId, RouteId};
 use crate::runner::net::{NetDigest, NetId};
 use crate::subserver::{Attachment, Detached, Message};
@@ -39,13 +42,20 @@ pub enum RouteState {
     Draining,
 }
 
+/// A net that a route names.
+struct Named {
+    model: ModelId,
+    id: NetId,
+    net: Net,
+}
+
 struct Entry {
     id: RouteId,
     info: Arc<RouteInfo>,
     route: Weak<ServedRoute>,
     state: RouteState,
     /// One for each time that it names one.
-    nets: Vec<(ModelId, NetId)>,
+    nets: Vec<Named>,
     /// Its models have been told to forget it; these have not done so yet.
     ended: bool,
     forgetting: Vec<ModelId>,
@@ -64,12 +74,19 @@ pub(super) struct Registry {
 
 impl Registry {
     /// A new route, which ends when the last one who holds it lets go.
-    pub fn enter(&mut self, info: RouteInfo, upkeep: &Sender<Upkeep>) -> Arc<ServedRoute> {
+    /// `setup`: what it is made by; a bare model has none.
+    pub fn enter(
+        &mut self,
+        info: RouteInfo,
+        setup: Option<&Arc<RouteSetup>>,
+        upkeep: &Sender<Upkeep>,
+    ) -> Arc<ServedRoute> {
         let (id, info) = (RouteId(self.next), Arc::new(info));
         self.next += 1;
         let counts = self.counts.entry(info.name.clone()).or_default().clone();
         let counted = Counted::new(counts, &info);
-        let route = Arc::new(ServedRoute::new(id, info.clone(), counted, upkeep.clone()));
+        let variants = setup.map(Variants::new).unwrap_or_default();
+        let route = Arc::new(ServedRoute::new(id, info.clone(), counted, variants, upkeep.clone()));
         self.entries.push(Entry {
             id,
             info,
@@ -88,39 +105,67 @@ impl Registry {
     }
 
     /// `route` names a net that the runner of `model` holds.
-    pub fn claim(&mut self, route: RouteId, model: ModelId, digest: &NetDigest) -> Option<NetId> {
+    pub fn claim(&mut self, route: RouteId, model: ModelId, net: &Net, digest: &NetDigest) -> Option<NetId> {
         let id = self.nets.claim(model, digest)?;
-        self.uses(route, model, id);
+        self.uses(route, model, net, id);
+        Some(id)
+    }
+
+    /// `route` names a net that `of`, which is held, names as well.
+    pub fn share_net(&mut self, of: RouteId, route: RouteId, model: ModelId, net: &Net) -> Option<NetId> {
+        let same = |named: &&Named| named.model == model && named.net == *net;
+        let id = self.entry(of)?.nets.iter().find(same)?.id;
+        self.nets.use_again(model, id)?;
+        self.uses(route, model, net, id);
         Some(id)
     }
 
     /// `route` names a net that the runner of `model` is to take between two forwards.
-    pub fn enter_net(&mut self, route: RouteId, model: ModelId, digest: NetDigest) -> NetId {
+    pub fn enter_net(&mut self, route: RouteId, model: ModelId, net: &Net, digest: NetDigest) -> NetId {
         let id = self.nets.free_id(model);
-        self.enter_loaded(route, model, digest, id, false);
+        self.enter_loaded(route, model, net, (digest, id), false);
         id
     }
 
     /// `route` names a net that the runner of `model` has taken as `id`.
-    pub fn enter_loaded(&mut self, route: RouteId, model: ModelId, digest: NetDigest, id: NetId, stays: bool) {
+    pub fn enter_loaded(
+        &mut self,
+        route: RouteId,
+        model: ModelId,
+        net: &Net,
+        (digest, id): (NetDigest, NetId),
+        stays: bool,
+    ) {
         self.nets.enter(model, digest, id, stays);
-        self.uses(route, model, id);
+        self.uses(route, model, net, id);
     }
 
-    fn uses(&mut self, route: RouteId, model: ModelId, net: NetId) {
+    fn uses(&mut self, route: RouteId, model: ModelId, net: &Net, id: NetId) {
         if let Some(entry) = self.entry(route) {
-            entry.nets.push((model, net));
+            entry.nets.push(Named { model, id, net: net.clone() });
         }
     }
 
-    /// These routes take requests from now on, and no others.
+    /// These routes take requests from now on, with their variants, and no others.
     pub fn serve(&mut self, routes: &[Arc<ServedRoute>]) {
         for entry in &mut self.entries {
-            match (routes.iter().any(|route| route.id == entry.id), entry.state) {
+            let id = entry.info.variant.as_ref().map_or(entry.id, |variant| variant.of);
+            match (routes.iter().any(|route| route.id == id), entry.state) {
+                (true, RouteState::Preparing) if id != entry.id => {}
+                // It makes place for another.
+                (true, RouteState::Draining) if entry.ended => {}
                 (true, _) => entry.state = RouteState::Serving,
                 (false, RouteState::Serving) => entry.state = RouteState::Draining,
                 (false, _) => {}
             }
+        }
+    }
+
+    /// A variant of `of` has been made. It takes requests as long as that does.
+    pub fn serve_variant(&mut self, of: RouteId, id: RouteId) {
+        let serving = self.entry(of).is_some_and(|of| of.state == RouteState::Serving);
+        if let Some(entry) = self.entry(id) {
+            entry.state = if serving { RouteState::Serving } else { RouteState::Draining };
         }
     }
 
@@ -172,7 +217,7 @@ impl Shared {
         let (nets, models) = (std::mem::take(&mut entry.nets), entry.info.models.clone());
         let mut forgetting = Vec::new();
         for (model, _) in models {
-            let named: Vec<NetId> = nets.iter().filter(|(at, _)| *at == model).map(|&(_, net)| net).collect();
+            let named: Vec<NetId> = nets.iter().filter(|named| named.model == model).map(|named| named.id).collect();
             let unused = registry.nets.release(model, &named);
             // A model whose thread has ended knows nothing.
             if self.inboxes[model.index()].send(vec![Message::Detach(id, unused)]).is_ok() {

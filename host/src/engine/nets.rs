@@ -29,6 +29,11 @@ impl NetTable {
         Some(held.id)
     }
 
+    /// Use a net that somebody uses already.
+    pub fn use_again(&mut self, model: ModelId, id: NetId) -> Option<()> {
+        self.find(model, id).filter(|held| !held.leaving).map(|held| held.users += 1)
+    }
+
     /// An id for a net that the runner of `model` is to take.
     pub fn free_id(&self, model: ModelId) -> NetId {
         let used = |id: u32| self.0.iter().any(|held| held.model == model && held.id == NetId(id));
@@ -82,9 +87,14 @@ mod tests {
         assert_eq!(nets.release(a, &[NetId(0)]), [NetId(0)]);
         // It is on its way out: the same net is another one now.
         assert_eq!((nets.claim(a, &[1; 32]), nets.free_id(a)), (None, NetId(1)));
+        assert_eq!((nets.use_again(a, NetId(0)), nets.use_again(a, NetId(1))), (None, None));
         nets.enter(a, [1; 32], NetId(1), false);
         nets.gave_up(a, &[NetId(0)]);
         assert_eq!((nets.free_id(a), nets.claim(a, &[1; 32]), nets.count(a)), (NetId(0), Some(NetId(1)), 1));
+        assert_eq!(nets.use_again(a, NetId(1)), Some(()));
+        // It has been named three times.
+        let given_up = [(); 3].map(|()| nets.release(a, &[NetId(1)]));
+        assert_eq!(given_up, [vec![], vec![], vec![NetId(1)]]);
         // One that the runner cannot give up is there for the next user.
         assert_eq!((nets.release(b, &[NetId(0)]), nets.claim(b, &[1; 32])), (vec![], Some(NetId(0))));
     }

@@ -136,6 +136,14 @@ impl Makers {
         }
     }
 
+    /// The longest-lived one that was left behind and is of the same plugin, whatever its settings.
+    pub(super) fn left_of(&self, policy: &dyn PolicyFactory) -> Option<Names> {
+        let plugin = Made::of(policy, "").plugin;
+        let mut left = self.left();
+        left.retain(|left| left.at_work.strong_count() > 0);
+        left.iter().find(|left| left.made.plugin == plugin).map(|left| left.names.clone())
+    }
+
     /// One that was left behind and is made of the same.
     fn hung(&self, made: &Made) -> Option<(Names, Duration)> {
         let mut left = self.left();

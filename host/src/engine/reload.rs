@@ -2,25 +2,17 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use serde::Serialize;
 
 use super::keeper::RouteState;
-use super::routes::{Loader, attach, describe, policy_fault};
 use super::table::{Routes, ServedRoute};
-use super::{Engine, Makers, RouteInfo, RouteSetup, Shared, StartError};
+use super::workshop::Change;
+use super::{Engine, Makers, RouteInfo, RouteSetup, StartError};
 use crate::request::{ModelId, RouteId};
-use crate::runner::net::{NetId, ReadyNet};
+use crate::subserver::Message;
 use crate::subserver::coordinator::Ladders;
-use crate::subserver::{Attach, Message};
-
-/// A model comes to its inbox after each step. One that has not for so long hangs, and so does a policy that is not
-/// made by then.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// How often a model that is waited for is looked at.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// A route that is to be served.
 pub enum Wanted {
@@ -47,28 +39,6 @@ pub struct KnownRoute {
     pub state: RouteState,
     /// Live ones.
     pub requests: usize,
-}
-
-/// What a route brings to one of its models.
-struct Brought {
-    model: ModelId,
-    attach: Attach,
-    done: Receiver<Result<(), String>>,
-}
-
-/// A change that is being made. Dropped before it is whole, it is undone: the next change must not take over nets
-/// that a model may never have got.
-struct Change<'a> {
-    shared: &'a Shared,
-    loader: Loader,
-    brought: Vec<Brought>,
-    entered: Vec<RouteId>,
-}
-
-impl Drop for Change<'_> {
-    fn drop(&mut self) {
-        self.entered.drain(..).for_each(|route| self.shared.end_route(route));
-    }
 }
 
 impl Engine {
@@ -98,7 +68,7 @@ impl Engine {
         let (alone, routed): (Vec<_>, Vec<_>) = before.iter().cloned().partition(|route| route.policy.is_none());
         let mut changes = RouteChanges::default();
         let mut served: Vec<Arc<ServedRoute>> = Vec::new();
-        let mut change = Change { shared, loader: Loader::default(), brought: Vec::new(), entered: Vec::new() };
+        let mut change = Change::new(&self.workshop);
         for wanted in wanted {
             let route = match wanted {
                 Wanted::AsServed(name) => {
@@ -111,7 +81,7 @@ impl Engine {
                 Wanted::New(setup) => {
                     let known = routed.iter().any(|route| route.name == setup.name);
                     if known { &mut changes.changed } else { &mut changes.added }.push(setup.name.clone());
-                    self.bring(&setup, &mut change)?
+                    change.bring(setup.into(), None)?
                 }
             };
             if let Some(twice) = served.iter().chain(&alone).find(|other| other.name == route.name) {
@@ -122,8 +92,7 @@ impl Engine {
         let kept = |route: &Arc<ServedRoute>| served.iter().any(|other| other.name == route.name);
         changes.removed = routed.iter().filter(|route| !kept(route)).map(|route| route.name.clone()).collect();
         served.extend(alone);
-        self.attach_all(std::mem::take(&mut change.brought))?;
-        change.entered.clear();
+        change.make_whole()?;
         for new in &served {
             if let Some(old) = routed.iter().find(|old| old.name == new.name && old.id != new.id) {
                 shared.observe(|observer| observer.replaced(old.id, new.id));
@@ -132,105 +101,16 @@ impl Engine {
         shared.tell_coordinator();
         let mut registry = shared.registry();
         registry.serve(&served);
-        shared.table.store(Arc::new(Routes(served)));
+        let before = shared.table.swap(Arc::new(Routes(served)));
         drop(registry);
+        before.iter().for_each(|route| route.retire_variants(self.routes().with_id(route.id).is_none()));
         ladders.map_or(Ok(()), |ladders| self.set_ladders(ladders))?;
         Ok(changes)
     }
 
-    /// Make `setup` at all its models.
-    fn bring(&self, setup: &RouteSetup, change: &mut Change<'_>) -> Result<Arc<ServedRoute>, StartError> {
-        let Change { shared, loader, brought, entered } = change;
-        for &(model, _) in &setup.models {
-            self.refuse_hung(&setup.name, model)?;
-        }
-        let route = shared.registry().enter(describe(setup, &shared.models)?, &shared.upkeep);
-        entered.push(route.id);
-        for &(model, _) in &setup.models {
-            let place = &shared.places[model.index()];
-            let mut nets: Vec<(NetId, ReadyNet)> = Vec::new();
-            let info = &shared.models[model.index()];
-            let attachment = attach(
-                setup,
-                model,
-                place,
-                &shared.models,
-                &mut |net| {
-                    let (digest, loaded) = loader.read(setup, net, model, info).map_err(policy_fault(setup, info))?;
-                    let held = shared.registry().claim(route.id, model, &digest);
-                    if let Some(id) = held {
-                        return Ok(id);
-                    }
-                    let refused = |why| StartError::AtStartOnly {
-                        route: setup.name.clone(),
-                        model: info.name.clone(),
-                        message: format!("net `{}`: {why}", net.name),
-                    };
-                    let make = place.net_maker;
-                    let make =
-                        make.ok_or_else(|| refused("the model's runner takes router networks at its start alone"))?;
-                    // Whoever read it for this change holds it until the change is over.
-                    let ready = make(loaded.ok_or_else(|| refused("it was given up while it was needed"))?);
-                    let id = shared.registry().enter_net(route.id, model, digest);
-                    nets.push((id, ready));
-                    Ok(id)
-                },
-                &self.makers,
-            )?;
-            if let Some(attachment) = attachment {
-                let (sender, done) = bounded(1);
-                let attach = Attach { route: route.id, attachment, nets, done: sender };
-                brought.push(Brought { model, attach, done });
-            }
-        }
-        Ok(route)
-    }
-
-    /// Have every model take what is its own.
-    fn attach_all(&self, brought: Vec<Brought>) -> Result<(), StartError> {
-        let mut awaited = Vec::new();
-        for Brought { model, attach, done } in brought {
-            let route = attach.attachment.name.clone();
-            self.shared.post(model, Message::Attach(Box::new(attach)));
-            awaited.push((route, model, done));
-        }
-        for (route, model, done) in awaited {
-            let end = Instant::now() + PATIENCE;
-            let answer = loop {
-                match done.recv_deadline(end.min(Instant::now() + LOOK)) {
-                    Err(RecvTimeoutError::Timeout) if Instant::now() < end => self.refuse_hung(&route, model)?,
-                    answer => break answer,
-                }
-            };
-            let message = match answer {
-                // A model whose thread has ended fails what needs it, whatever its routes.
-                Ok(Ok(())) | Err(RecvTimeoutError::Disconnected) => continue,
-                Ok(Err(message)) => message,
-                Err(RecvTimeoutError::Timeout) => {
-                    format!("the model did not take it within {} s; see whether it hangs", PATIENCE.as_secs())
-                }
-            };
-            let model = self.shared.models[model.index()].name.clone();
-            return Err(StartError::NotTaken { route, model, message });
-        }
-        Ok(())
-    }
-
-    /// A model that stands still takes no route.
-    fn refuse_hung(&self, route: &str, model: ModelId) -> Result<(), StartError> {
-        let model = self.shared.models.get(model.index()).map_or("", |info| &*info.name);
-        let Some(hung) = self.hung_hooks().into_iter().find(|hung| hung.names.model == model) else { return Ok(()) };
-        let message = format!(
-            "{} at route `{}`, and the model takes no route until it does; if it goes on, restart the server",
-            hung.not_back(),
-            hung.names.route
-        );
-        Err(StartError::Hung { route: route.to_owned(), model: model.to_owned(), message })
-    }
-
     /// Where the policies of the next change are made: for checks of it.
     pub fn makers(&self) -> &Makers {
-        &self.makers
+        &self.workshop.makers
     }
 
     /// How long `model` waits from now on: at all, and for other models.

@@ -82,6 +82,8 @@ pub(super) fn describe(route: &RouteSetup, infos: &[ModelInfo]) -> Result<RouteI
         sha256: file.map(|file| file.sha256.to_owned()),
         context,
         vocab_size,
+        overrides: route.overrides.clone(),
+        variant: None,
         disabled: Arc::default(),
     })
 }
@@ -139,8 +141,10 @@ fn make(
     let made = makers.make(&names, MadeOf::of(&*route.policy, &route.settings), create);
     let policy = made.map_err(|why| not_made(names, why))?.map_err(|e| {
         // What `create` says is for the operator; a panic is not of its choosing.
-        let refused = e.hook == "create" && !e.message.starts_with("panicked");
-        error(if refused { format!("policy `{}` refuses to start: {}", e.plugin, e.message) } else { e.to_string() })
+        if e.hook == "create" && !e.message.starts_with("panicked") {
+            return error(format!("policy `{}` refuses to start: {}", e.plugin, e.message));
+        }
+        StartError::Panicked { route: route.name.clone(), model: info.name.clone(), message: e.to_string() }
     })?;
     let wanted = policy.requirements();
     if let Some(id) = wanted.masked_tokens.iter().chain(&wanted.token_logits).find(|&&id| id >= info.vocab_size) {

@@ -8,6 +8,8 @@ use crossbeam_channel::Sender;
 use super::RouteInfo;
 use super::counts::Counted;
 use super::keeper::Upkeep;
+use super::variants::Variants;
+use crate::policy::overrides::Overrides;
 use crate::request::RouteId;
 
 /// A route of an engine. It works as long as somebody holds it: every request under way does, and so should
@@ -17,12 +19,36 @@ pub struct ServedRoute {
     pub id: RouteId,
     pub(super) info: Arc<RouteInfo>,
     pub(super) counted: Counted,
+    /// The same with other settings, for requests that ask for them.
+    pub(super) variants: Variants,
     upkeep: Option<Sender<Upkeep>>,
 }
 
+/// What a route has in place of another's settings.
+#[derive(Clone, Debug)]
+pub struct VariantOf {
+    pub of: RouteId,
+    /// As JSON.
+    pub settings: String,
+}
+
+impl VariantOf {
+    /// The settings as a value.
+    pub fn values(&self) -> serde_json::Value {
+        // What was given came from values.
+        serde_json::from_str(&self.settings).unwrap_or_default()
+    }
+}
+
 impl ServedRoute {
-    pub(super) fn new(id: RouteId, info: Arc<RouteInfo>, counted: Counted, upkeep: Sender<Upkeep>) -> Self {
-        Self { id, info, counted, upkeep: Some(upkeep) }
+    pub(super) fn new(
+        id: RouteId,
+        info: Arc<RouteInfo>,
+        counted: Counted,
+        variants: Variants,
+        upkeep: Sender<Upkeep>,
+    ) -> Self {
+        Self { id, info, counted, variants, upkeep: Some(upkeep) }
     }
 
     /// A route without models and with no engine behind it: for tests of those who read routes.
@@ -36,9 +62,12 @@ impl ServedRoute {
             sha256: None,
             context: 1,
             vocab_size: 1,
+            overrides: Overrides::default(),
+            variant: None,
             disabled: Arc::default(),
         };
-        Self { id, counted: Counted::new(Arc::default(), &info), info: Arc::new(info), upkeep: None }
+        let counted = Counted::new(Arc::default(), &info);
+        Self { id, counted, info: Arc::new(info), variants: Variants::default(), upkeep: None }
     }
 }
 

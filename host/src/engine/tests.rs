@@ -3,6 +3,7 @@
 mod constrained;
 mod reload;
 mod schedules;
+mod variants;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,8 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::at_model::MODEL_PANICKED;
 use super::*;
-use crate::request::FinishReason;
-use crate::request::SamplingParams;
+use crate::request::{Event, FinishReason, SamplingParams};
 use crate::runner::simulated::SimulatedRunner;
 use crate::runner::{RowBatch, RowOutputs, RunnerError};
 

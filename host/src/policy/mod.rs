@@ -5,6 +5,7 @@ mod file;
 pub mod monitor;
 pub mod native;
 pub mod nets;
+pub mod overrides;
 pub mod plugin;
 mod settings;
 pub mod store;

@@ -25,6 +25,8 @@ struct Settings {
     to: Option<u32>,
     /// `route` waits until this file exists.
     wait_for: String,
+    /// `create` does, if it is not empty.
+    create_waits_for: String,
     /// `route` lets tiny numbers become zero from now on.
     flush_to_zero: bool,
     /// `create` leaves a thread behind that lives as long as the process.
@@ -56,6 +58,13 @@ fn flush_to_zero() {
     }
 }
 
+/// Until this file exists, if there is a name.
+fn wait_for(file: &str) {
+    while !file.is_empty() && !std::path::Path::new(file).exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
 /// FNV-1a, so that a whole view fits into one number.
 fn digest(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
@@ -73,6 +82,7 @@ impl Policy for Probe {
             "serve": { "type": "boolean" },
             "to": { "type": "integer", "minimum": 0 },
             "wait_for": { "type": "string" },
+            "create_waits_for": { "type": "string" },
             "flush_to_zero": { "type": "boolean" },
             "thread": { "type": "boolean" },
             "log_lines": { "type": "integer", "minimum": 0 },
@@ -84,6 +94,7 @@ impl Policy for Probe {
         let settings: Settings = serde_json::from_str(settings).map_err(|e| PolicyError::new(e.to_string()))?;
         let probe = Self { settings };
         probe.reach("create");
+        wait_for(&probe.settings.create_waits_for);
         if !probe.settings.error.is_empty() {
             return Err(PolicyError::new(probe.settings.error.clone()));
         }
@@ -148,9 +159,7 @@ impl Policy for Probe {
             },
             _ => {}
         }
-        while !self.settings.wait_for.is_empty() && !std::path::Path::new(&self.settings.wait_for).exists() {
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
+        wait_for(&self.settings.wait_for);
         if self.settings.flush_to_zero {
             flush_to_zero();
         }

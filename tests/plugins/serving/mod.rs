@@ -3,4 +3,5 @@
 mod broken;
 mod disabled;
 mod hanging;
+mod overrides;
 mod server;

@@ -13,6 +13,7 @@ use tokenrouter::api::{AppState, SamplingDefaults, serve};
 use tokenrouter::engine::{Engine, ModelSetup, OnError, RouteSetup, StartError};
 use tokenrouter::policy::PolicyFactory;
 use tokenrouter::policy::monitor::DEFAULT_BUDGET;
+use tokenrouter::policy::overrides::{Key, Overrides};
 use tokenrouter::request::ModelId;
 use tokenrouter::runner::cpu::{CpuRunner, LoadOptions};
 use tokenrouter::runner::{ModelInfo, RowBatch, RowOutputs, Runner, RunnerError};
@@ -36,6 +37,7 @@ pub fn route(name: &str, policy: Arc<dyn PolicyFactory>, settings: Value, on_err
         entry: 0,
         policy,
         settings: settings.to_string(),
+        overrides: Overrides::default(),
         on_error,
         budget: DEFAULT_BUDGET,
         excluded: Vec::new(),
@@ -47,6 +49,12 @@ pub fn route(name: &str, policy: Arc<dyn PolicyFactory>, settings: Value, on_err
 pub fn probe(name: &str, mut settings: Value, on_error: OnError) -> RouteSetup {
     settings["serve"] = true.into();
     route(name, Arc::new(load(&library("libprobe.so"))), settings, on_error)
+}
+
+/// Such a route whose requests may set these settings.
+pub fn letting(route: RouteSetup, keys: &[&str], max_variants: usize) -> RouteSetup {
+    let keys = keys.iter().map(|key| Key::parse(key).unwrap()).collect();
+    RouteSetup { overrides: Overrides { keys, max_variants }, ..route }
 }
 
 /// A runner whose signals are all one number.
@@ -179,8 +187,14 @@ impl Server {
 
     /// A greedy chat of a few tokens at a route or model.
     pub fn chat(&self, model: &str) -> (u16, Value) {
+        self.chat_with(model, &json!({}))
+    }
+
+    /// The same with settings for the policy.
+    pub fn chat_with(&self, model: &str, settings: &Value) -> (u16, Value) {
         let body = json!({"model": model, "temperature": 0, "max_tokens": 12, "ignore_eos": true,
-                          "messages": [{"role": "user", "content": "What is 47 * 83?"}]});
+                          "messages": [{"role": "user", "content": "What is 47 * 83?"}],
+                          "routing": {"settings": settings}});
         let body = body.to_string();
         let (status, answer) = self.exchange(&format!(
             "POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: \

@@ -29,7 +29,7 @@ use line::{Load, Room};
 pub(super) use client::{CALLER, Caller, Client, Peer, caller};
 pub use cors::Cors;
 pub(super) use counters::Refusal;
-pub(super) use deadline::Deadline;
+pub(super) use deadline::{Deadline, over};
 pub(super) use guard::{Ambiguous, guard};
 pub(super) use keys::bearer;
 pub use keys::{KeyRing, Keys};

@@ -36,6 +36,10 @@ fn plugin(name: &'static str) -> Field {
     (name, or_null(string()))
 }
 
+fn overrides() -> Field {
+    ("overrides", about(list(string()), "Settings that requests may give in `routing.settings`."))
+}
+
 fn model() -> Value {
     let part = vec![
         ("name", string()),
@@ -51,6 +55,7 @@ fn model() -> Value {
         ("owned_by", string()),
         ("max_model_len", or_null(count())),
         plugin("policy"),
+        overrides(),
         ("models", list(object(part, vec![]))),
     ];
     object(required, vec![])
@@ -79,6 +84,9 @@ fn server_info() -> Value {
         plugin("version"),
         plugin("sha256"),
         ("disabled", boolean()),
+        overrides(),
+        ("variants", about(count(), "With settings of requests.")),
+        ("max_variants", count()),
         ("models", list(object(part, vec![]))),
     ];
     let required = vec![
@@ -160,6 +168,7 @@ fn known_route() -> Value {
         ("id", about(count(), "Never given twice in the life of a server.")),
         ("state", one_of(&["serving", "draining"])),
         ("requests", count()),
+        ("settings", about(json!({"type": ["object", "null"]}), "Those of requests, in place of the route's own.")),
         plugin("plugin"),
         plugin("version"),
         plugin("sha256"),

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::sampling::{MOST, cache_salt, fields, forms, token_id};
 use super::schema::{
-    Field, about, any_of, boolean, bytes, default, integer, list, list_of, named, nothing, object, one_of, or_null,
-    string, taken,
+    Field, about, any_of, boolean, bytes, closed, default, integer, list, list_of, map, named, nothing, object, one_of,
+    or_null, string, taken,
 };
 use crate::api::abort::MAX_NAMES;
 use crate::api::chat::MAX_MESSAGES;
@@ -25,7 +25,7 @@ pub fn schemas() -> Vec<Field> {
         ("ChatRequest", refusing(chat(), openai.clone().chain(["echo"]))),
         ("CompletionRequest", refusing(completion(), openai.chain(["continue_final_message"]))),
         ("GenerateRequest", refusing(generate(), native.clone())),
-        ("SamplingParams", refusing(taken(vec![], sampling_params()), native)),
+        ("SamplingParams", refusing(taken(vec![], sampling_params()), native.chain(["routing"]))),
         ("Message", message()),
         ("Prompt", prompt()),
         ("TokenizeRequest", refusing(tokenize(), [])),
@@ -52,6 +52,11 @@ fn model() -> Field {
     ("model", about(string(), "A route or a model. It may be left out where there is just one."))
 }
 
+fn routing() -> Field {
+    let settings = about(map(json!({})), "Of the route's policy: those that the route lets requests set.");
+    ("routing", closed(taken(vec![], vec![("settings", settings)])))
+}
+
 fn special_tokens() -> Field {
     ("add_special_tokens", about(boolean(), "Refused where it is not what the endpoint does anyway."))
 }
@@ -63,6 +68,7 @@ fn openai() -> Vec<Field> {
         model(),
         ("stream", about(default(boolean(), false), "Answer with server-sent events.")),
         ("stream_options", about(taken(vec![], streams), "Only with `stream: true`.")),
+        routing(),
         ("return_routing", about(default(boolean(), false), "Which model wrote each token.")),
         ("return_token_ids", default(boolean(), false)),
         ("return_tokens_as_token_ids", default(boolean(), false)),
@@ -163,6 +169,7 @@ fn generate() -> Value {
         ("sampling_params", each(named("SamplingParams"))),
         ("stream", about(default(boolean(), false), "Each event holds everything so far.")),
         ("rid", about(any_of([id(), list_of(1..=MAX_PROMPTS, id())]), "Comes back as `meta_info.id`.")),
+        routing(),
         ("return_routing", default(boolean(), false)),
         ("return_logprob", about(each(boolean()), "Left out: false. The next three need it.")),
         ("logprob_start_len", about(each(integer(-1..=MOST)), "First place of the prompt that is told of; -1: none.")),

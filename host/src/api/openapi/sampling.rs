@@ -117,7 +117,8 @@ fn response_format() -> Value {
             ("strict", about(anything(), "Without effect: every schema is kept to.")),
         ],
     );
-    let plain = object(vec![("type", one_of(&["text", "json_object"]))], vec![]);
+    let plain = object(vec![("type", one_of(&["text"]))], vec![]);
+    let json_object = taken(vec![("type", one_of(&["json_object"]))], vec![("schema", json_schema())]);
     let by_schema = object(vec![("type", one_of(&["json_schema"])), ("json_schema", schema)], vec![]);
-    any_of([plain, by_schema])
+    any_of([plain, json_object, by_schema])
 }

@@ -1,29 +1,23 @@
 //! What policies do.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use crate::engine::Engine;
 use crate::metrics::Distribution;
 use crate::metrics::text::{Exposition, Unit};
-use crate::policy::monitor::{BOUNDS, Hook, HookCounts, Monitor};
+use crate::policy::monitor::{BOUNDS, ByHook, Hook, HookCounts, Names};
 
 /// Values of [`LABELS`], and what was counted under them.
 type Rows = BTreeMap<[String; 4], HookCounts>;
 
 const LABELS: [&str; 4] = ["route", "model", "plugin", "hook"];
 
-/// One row for each set of labels: while a route drains, an old instance and a new one may have the same.
-fn rows(monitors: &[Arc<Monitor>]) -> Rows {
-    let mut rows = Rows::new();
-    for monitor in monitors {
-        let names = &monitor.names;
-        for hook in Hook::ALL {
-            let labels = [&names.route[..], &names.model, &names.plugin, hook.name()].map(str::to_owned);
-            *rows.entry(labels).or_default() += monitor.counts(hook);
-        }
-    }
-    rows
+fn rows(counts: BTreeMap<Names, ByHook>) -> Rows {
+    let of_one = |(names, counts): (Names, ByHook)| {
+        let label = move |hook: Hook| [&names.route[..], &names.model, &names.plugin, hook.name()].map(str::to_owned);
+        Hook::ALL.map(label).into_iter().zip(counts)
+    };
+    counts.into_iter().flat_map(of_one).collect()
 }
 
 /// A counter: its name, its meaning, and its value in the counts.
@@ -47,7 +41,7 @@ const COUNTERS: [Counter; 6] = [
 ];
 
 pub fn write(out: &mut Exposition, engine: &Engine) {
-    hooks(out, &rows(&engine.policies()));
+    hooks(out, &rows(engine.policy_counts()));
     out.gauge("tokenrouter_policy_route_disabled", "1 where a route takes no new requests because its policy failed.");
     for route in engine.routes().iter().filter(|route| route.policy.is_some()) {
         out.sample(&[("route", &route.name)], u8::from(route.disabled().is_some()));
@@ -78,16 +72,16 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::policy::monitor::{Monitors, Names};
+    use crate::policy::monitor::Monitors;
 
     #[test]
     fn rows_with_equal_labels_are_one() {
         let all = Monitors::default();
-        let monitors = ["small", "large", "small"].map(|model| {
+        let _instances = ["small", "large", "small"].map(|model| {
             let names = Names { route: "r".into(), model: model.into(), plugin: "p".into() };
             all.add(names, Duration::from_millis(1))
         });
-        assert_eq!(rows(&monitors).len(), 2 * Hook::ALL.len());
+        assert_eq!(rows(all.counts()).len(), 2 * Hook::ALL.len());
     }
 
     #[test]

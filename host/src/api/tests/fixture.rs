@@ -17,6 +17,7 @@ use crate::api::{AppState, SamplingDefaults, router};
 use crate::engine::{Engine, ModelSetup, OnError, RouteSetup};
 use crate::policy::Linked;
 use crate::policy::monitor::DEFAULT_BUDGET;
+use crate::policy::overrides::Overrides;
 use crate::request::{ModelId, Score, TokenId};
 use crate::runner::{Columns, ModelInfo, RowBatch, RowOutputs, Runner, RunnerError, Sample};
 use crate::text::tokenizer_fixtures::{demo, demo_directory};
@@ -168,6 +169,7 @@ impl Server {
             entry: 0,
             policy: Arc::new(Linked::<PingPong>::default()),
             settings: "{}".into(),
+            overrides: Overrides::default(),
             on_error: OnError::FailRequest,
             budget: DEFAULT_BUDGET,
             excluded: vec![],

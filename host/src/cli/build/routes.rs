@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::super::device::Device;
 use super::super::output::Failure;
 use super::Prepared;
-use crate::config::{self, Config, RouteConfig};
+use crate::config::{self, Config, Origin, RouteConfig};
 use crate::engine::{CheckedNets, Makers, RouteChanges, RouteSetup, StartError, TokenText, Wanted, check_route};
 use crate::plain::short;
 use crate::policy::nets::{self, HostNet};
@@ -93,14 +93,29 @@ fn with_nets(config: &Config, route: &RouteConfig, plugin: Arc<Plugin>) -> Resul
     Ok(Arc::new(Plugin { policy, version: version.clone(), path: path.clone(), sha256: sha256.clone() }))
 }
 
+/// What `a` has, as if it were written where `b` is.
+fn written_at<T: Clone>(a: &Option<(T, Origin)>, b: &Option<(T, Origin)>) -> Option<(T, Origin)> {
+    let place = |own: &Origin| b.as_ref().map_or(own, |(_, other)| other).clone();
+    a.as_ref().map(|(value, own)| (value.clone(), place(own)))
+}
+
+/// Requests may set settings of the policy alone.
+fn check_overrides(config: &Config, route: &RouteConfig, plugin: &Plugin) -> Result<(), Failure> {
+    let Some((overrides, origin)) = &route.overrides else { return Ok(()) };
+    let Some(key) = overrides.unknown_key(plugin.policy.settings_schema()) else { return Ok(()) };
+    let message = format!(
+        "routes.{}.overrides: `{key}` is not in the settings schema of plugin `{}`; name settings that it has",
+        route.name,
+        plugin.policy.name()
+    );
+    Err(Failure::input(config.error(origin, message)))
+}
+
 /// `a`, but for where it was written and where its plugin was found.
 fn same_table(a: &RouteConfig, b: &RouteConfig) -> bool {
-    let nets = match (&a.nets, &b.nets) {
-        (Some((nets, _)), Some((_, origin))) => Some((nets.clone(), origin.clone())),
-        _ => a.nets.clone(),
-    };
     let a = RouteConfig {
-        nets,
+        nets: written_at(&a.nets, &b.nets),
+        overrides: written_at(&a.overrides, &b.overrides),
         plugin: b.plugin.clone(),
         sha256: b.sha256.clone(),
         origin: b.origin.clone(),
@@ -193,6 +208,7 @@ impl Prepared {
             validate_settings(plugin.policy.settings_schema(), &route.settings).map_err(|e| {
                 Failure::input(config.error(&route.settings_origin, format!("routes.{}.settings: {e}", route.name)))
             })?;
+            check_overrides(config, route, &plugin)?;
             self.plugins.push(plugin);
         }
         drop(store);
@@ -300,6 +316,8 @@ impl Prepared {
 pub fn start_failure(config: &Config, error: &StartError) -> Failure {
     match error {
         StartError::Policy { route, .. }
+        | StartError::Panicked { route, .. }
+        | StartError::OtherNets { route, .. }
         | StartError::AtStartOnly { route, .. }
         | StartError::Route { route, .. }
         | StartError::Taken { route } => match config.routes.iter().find(|r| r.name == *route) {

@@ -18,6 +18,21 @@ fn messages_about_routes() {
             "roles = { small = 'x' }",
             "routes.r.models = [\"small\", \"large\"]: `roles` names the models already; keep one of them",
         ),
+        ("overrides = 'threshold'", "routes.r.overrides = \"threshold\": must be an array of strings, not a string"),
+        ("overrides = []", "routes.r.overrides = []: must name at least one setting; leave it out for none"),
+        ("overrides = ['a', 'b', 'a']", "routes.r.overrides[2] = \"a\": is listed twice"),
+        (
+            "overrides = ['a', 'b..c']",
+            "routes.r.overrides[1] = \"b..c\": must be a setting of the policy, for example \"threshold\" or \
+             \"probabilities.large\"",
+        ),
+        ("max_variants = 3", "routes.r.max_variants = 3: goes with `overrides`; leave it out, or name settings there"),
+        ("max_variants = 0\noverrides = ['a']", "routes.r.max_variants = 0: must be from 1 to 256"),
+        (
+            "overrides = ['a']\n[record]\ndirectory = 'd'",
+            "routes.r.overrides: the route is recorded under [record], and a recording has one table of settings for \
+             each route; leave it out, or list the routes to record under record.routes without this one",
+        ),
         ("settings = 3", "routes.r.settings = 3: must be a table, not an integer"),
         ("settings.x = nan", "routes.r.settings.x = NaN: must be a finite number: settings are handed over as JSON"),
         (

@@ -3,6 +3,7 @@
 use std::process::{Command, Stdio};
 
 use super::*;
+use crate::constraint::compile::MAX_REPETITIONS;
 
 /// Asks a child of the test for its share of the cases: which one, and of how many.
 const SHARE: &str = "TOKENROUTER_TEST_LONG_FORMS";
@@ -22,7 +23,7 @@ fn cases() -> Vec<(&'static str, Form)> {
         ("optional letters", Form::Regex("ab?".repeat(20_000))),
         ("alternatives", Form::Regex(format!("x{}", "|ab".repeat(60_000)))),
         ("different alternatives", Form::Regex((0..20_000).map(|n| format!("{n}x|")).collect::<String>() + "y")),
-        ("stars", Form::Regex("a*".repeat(8_000))),
+        ("stars", Form::Regex("a*".repeat(MAX_REPETITIONS))),
         ("choices", Form::Choice((0..20_000).map(|n| format!("choice {n}")).collect())),
         ("an enum", schema(json!({"enum": (0..20_000).collect::<Vec<_>>()}))),
         ("a chain of references", chain(&to)),

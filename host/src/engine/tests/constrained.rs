@@ -10,6 +10,7 @@ use super::*;
 use crate::constraint::{Constraint, Form, Grammar, Vocabulary, compile};
 use crate::policy::Linked;
 use crate::policy::monitor::DEFAULT_BUDGET;
+use crate::policy::overrides::Overrides;
 use crate::request::Ledger;
 
 const VOCABULARY: u32 = 50;
@@ -110,6 +111,7 @@ fn engine(pages: u32, min_batch: u32) -> Engine {
         entry: 0,
         policy: Arc::new(Linked::<Chaos>::default()),
         settings: "{}".into(),
+        overrides: Overrides::default(),
         on_error: OnError::FailRequest,
         budget: DEFAULT_BUDGET,
         excluded: vec![6],

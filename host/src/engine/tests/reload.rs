@@ -1,6 +1,6 @@
 //! Routes that change while requests are under way.
 
-mod world;
+pub mod world;
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -177,13 +177,13 @@ fn a_create_that_hangs_holds_nothing_up() {
     let (two, three) = (Every::new(2), Every::new(3));
     world.set(&[("r", &two)]).unwrap();
     three.holds.set(Some(Hook::Create));
-    world.engine.makers.limit = Some(Duration::from_secs(1));
+    world.engine.workshop.makers.limit = Some(Duration::from_secs(1));
     let first = world.set(&[("r", &two), ("s", &three)]).unwrap_err();
     let says = "route `s`, model `m0`: hook `create` of plugin `every` has not come back for ";
     assert!(matches!(first, StartError::Hung { .. }) && first.to_string().starts_with(says), "{first}");
     world.settles(1, 0);
     // It would wait for ever for another one.
-    world.engine.makers.limit = None;
+    world.engine.workshop.makers.limit = None;
     let again = world.set(&[("t", &three)]).unwrap_err();
     assert!(matches!(again, StartError::Hung { .. }) && again.to_string().starts_with(says), "{again}");
     // It is seen, for `abort_on_hung_plugin`, but no model stands still.

@@ -8,6 +8,7 @@ use super::*;
 use crate::online::Settings;
 use crate::policy::Linked;
 use crate::policy::monitor::DEFAULT_BUDGET;
+use crate::policy::overrides::Overrides;
 use crate::subserver::coordinator::LadderError;
 
 /// Hands every second token to the other model.
@@ -74,6 +75,7 @@ fn scheduled(schedule: Schedule, min_batch: [Vec<u32>; 2], hold: Duration) -> (E
         entry: 0,
         policy: Arc::new(Linked::<Alternate>::default()),
         settings: "{}".into(),
+        overrides: Overrides::default(),
         on_error: OnError::default(),
         budget: DEFAULT_BUDGET,
         excluded: vec![],

@@ -9,8 +9,9 @@ mod crumb;
 mod meter;
 mod watchdog;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use counts::HookSums;
@@ -59,7 +60,7 @@ impl Hook {
 }
 
 /// Whose hooks are watched.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Names {
     pub route: String,
     pub model: String,
@@ -75,8 +76,11 @@ pub struct Monitor {
     /// Wall time that a call may take.
     pub budget: Duration,
     crumb: Breadcrumb,
-    sums: [HookSums; Hook::Drop as usize + 1],
+    sums: Arc<Sums>,
 }
+
+/// By hook.
+type Sums = [HookSums; Hook::Drop as usize + 1];
 
 impl Monitor {
     fn new(id: u64, names: Names, budget: Duration) -> Self {
@@ -96,11 +100,6 @@ impl Monitor {
         done
     }
 
-    /// What the calls of `hook` came to since the start.
-    pub fn counts(&self, hook: Hook) -> HookCounts {
-        self.sums(hook).read()
-    }
-
     /// An answer of `hook` that no request can follow.
     pub fn count_failure(&self, hook: Hook) {
         self.sums(hook).failures.add(1);
@@ -113,10 +112,45 @@ impl Monitor {
     }
 }
 
+/// Counts of each of [`Hook::ALL`].
+pub type ByHook = [HookCounts; Hook::ALL.len()];
+
+fn add(sum: &mut ByHook, sums: &Sums) {
+    sum.iter_mut().zip(Hook::ALL).for_each(|(sum, hook)| *sum += sums[hook as usize].read());
+}
+
+/// An instance, and what it has counted.
+#[derive(Debug)]
+struct Listed {
+    monitor: Weak<Monitor>,
+    names: Names,
+    sums: Arc<Sums>,
+}
+
+/// Nobody counts for an instance that is gone, and nothing that was counted is forgotten: operators choose the names.
+#[derive(Debug, Default)]
+struct All {
+    listed: Vec<Listed>,
+    gone: BTreeMap<Names, ByHook>,
+}
+
+impl All {
+    fn settle(&mut self) {
+        let Self { listed, gone } = self;
+        listed.retain(|Listed { monitor, names, sums }| {
+            let lives = monitor.strong_count() > 0;
+            if !lives {
+                add(gone.entry(names.clone()).or_default(), sums);
+            }
+            lives
+        });
+    }
+}
+
 /// The policy instances of a server.
 #[derive(Debug, Default)]
 pub struct Monitors {
-    all: Mutex<Vec<Weak<Monitor>>>,
+    all: Mutex<All>,
     /// Instances that are being made.
     makers: Mutex<Vec<Weak<Monitor>>>,
     next_id: AtomicU64,
@@ -129,26 +163,44 @@ pub struct Monitors {
 impl Monitors {
     /// A monitor that is listed until the last reference to it goes.
     pub fn add(&self, names: Names, budget: Duration) -> Arc<Monitor> {
-        self.enter(&self.all, names, budget)
+        let monitor = Arc::new(self.monitor(names, budget));
+        let mut all = self.all();
+        all.settle();
+        let Monitor { names, sums, .. } = &*monitor;
+        all.listed.push(Listed { monitor: Arc::downgrade(&monitor), names: names.clone(), sums: sums.clone() });
+        monitor
     }
 
     /// A monitor of an instance that is being made: the watchdog sees it, and nothing counts it.
     pub fn add_maker(&self, names: Names) -> Arc<Monitor> {
-        self.enter(&self.makers, names, DEFAULT_BUDGET)
+        let monitor = Arc::new(self.monitor(names, DEFAULT_BUDGET));
+        let mut makers = self.makers.lock().unwrap_or_else(PoisonError::into_inner);
+        makers.retain(|known| known.strong_count() > 0);
+        makers.push(Arc::downgrade(&monitor));
+        monitor
     }
 
-    fn enter(&self, list: &Mutex<Vec<Weak<Monitor>>>, names: Names, budget: Duration) -> Arc<Monitor> {
-        let monitor = Arc::new(Monitor::new(self.next_id.fetch_add(1, Relaxed), names, budget));
-        let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
-        list.retain(|known| known.strong_count() > 0);
-        list.push(Arc::downgrade(&monitor));
-        monitor
+    fn monitor(&self, names: Names, budget: Duration) -> Monitor {
+        Monitor::new(self.next_id.fetch_add(1, Relaxed), names, budget)
+    }
+
+    /// Each change of it is whole, so a panic elsewhere cannot spoil it.
+    fn all(&self) -> MutexGuard<'_, All> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What all instances with the same names have counted since the start, those that are gone included.
+    pub fn counts(&self) -> BTreeMap<Names, ByHook> {
+        let mut all = self.all();
+        all.settle();
+        let mut counts = all.gone.clone();
+        all.listed.iter().for_each(|Listed { names, sums, .. }| add(counts.entry(names.clone()).or_default(), sums));
+        counts
     }
 
     /// Those that live, in the order in which they were made.
     pub fn list(&self) -> Vec<Arc<Monitor>> {
-        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.iter().filter_map(Weak::upgrade).collect()
+        self.all().listed.iter().filter_map(|listed| listed.monitor.upgrade()).collect()
     }
 
     /// Those that live or are being made.
@@ -197,12 +249,29 @@ mod tests {
         drop(one);
         assert_eq!(listed(), ["b"]);
         monitors.add(names("c"), DEFAULT_BUDGET);
-        assert_eq!(monitors.all.lock().unwrap().len(), 2, "dead entries go when another comes");
+        assert_eq!(monitors.all().listed.len(), 2, "dead entries go when another comes");
         let making = monitors.add_maker(names("d"));
         let watched = || monitors.watched().iter().map(|m| m.names.route.clone()).collect::<Vec<_>>();
         assert_eq!((listed(), watched()), (vec!["b".to_owned()], vec!["b".to_owned(), "d".to_owned()]));
         drop(making);
         assert_eq!(watched(), ["b"]);
+    }
+
+    #[test]
+    fn what_was_counted_stays() {
+        let monitors = Monitors::default();
+        let failures = || monitors.counts()[&names("a")][Hook::Send as usize].failures;
+        let [one, two] = [(); 2].map(|()| monitors.add(names("a"), DEFAULT_BUDGET));
+        one.count_failure(Hook::Send);
+        two.count_failure(Hook::Send);
+        assert_eq!(failures(), 2);
+        drop(one);
+        assert_eq!((failures(), failures()), (2, 2));
+        two.count_failure(Hook::Send);
+        drop(two);
+        let three = monitors.add(names("a"), DEFAULT_BUDGET);
+        three.count_failure(Hook::Send);
+        assert_eq!((failures(), monitors.counts().len()), (4, 1));
     }
 
     #[test]

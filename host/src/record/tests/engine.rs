@@ -11,6 +11,7 @@ use tokenrouter_plugin_api::{
 use super::*;
 use crate::engine::{Engine, ModelSetup, OnError, RouteSetup, TokenText};
 use crate::policy::monitor::DEFAULT_BUDGET;
+use crate::policy::overrides::Overrides;
 use crate::policy::{Linked, PolicyFactory};
 use crate::request::{Committed, RequestId, TokenId};
 use crate::subserver::gate::Schedule;
@@ -97,6 +98,7 @@ fn setup_of(name: &str, models: &[u32], policy: Arc<dyn PolicyFactory>) -> Route
         entry: 0,
         policy,
         settings: "{}".into(),
+        overrides: Overrides::default(),
         on_error: OnError::FailRequest,
         budget: DEFAULT_BUDGET,
         excluded: Vec::new(),

@@ -6,11 +6,13 @@ use std::sync::Mutex;
 
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
 use tokenrouter_plugin_api::{
     Acceptance, Context, Decision, Handoff, ModelIndex, PeerView, RequestView, Requirements, RouteBatch, Slot,
 };
 
 use super::super::*;
+use crate::policy::overrides::{Key, Overrides};
 use crate::policy::{PolicyFactory, PolicyFailure, PolicyInstance};
 use crate::runner::net::{MakeReady, Net, NetId, ReadyNet};
 
@@ -18,11 +20,15 @@ pub const V: &str = "v.safetensors";
 pub const W: &str = "w.safetensors";
 pub const X: &str = "x.safetensors";
 
-/// Hands over after every so many tokens, and has a router network if a file is named.
+/// Hands over after every so many tokens, and has a router network if a file is named. Takes no 0, panics as it is made
+/// with 13, and fails in `route` with 99.
 #[derive(Clone)]
 pub struct Every {
     pub tokens: u32,
     weights: Option<&'static str>,
+    /// What requests may set.
+    overrides: Overrides,
+    pub on_error: OnError,
     /// As many as there are instances, and one for each that is kept here.
     alive: Arc<()>,
     /// This hook of its instances waits while it is set.
@@ -70,11 +76,18 @@ impl Drop for Instance {
 
 impl Every {
     pub fn new(tokens: u32) -> Self {
-        Self { tokens, weights: None, alive: Arc::default(), holds: Holds::default() }
+        let (overrides, on_error) = (Overrides::default(), OnError::FailRequest);
+        Self { tokens, weights: None, overrides, on_error, alive: Arc::default(), holds: Holds::default() }
     }
 
     pub fn with_net(tokens: u32, weights: &'static str) -> Self {
         Self { weights: Some(weights), ..Self::new(tokens) }
+    }
+
+    /// Requests may set these, and there are at most so many variants.
+    pub fn letting(self, keys: &[&str], max_variants: usize) -> Self {
+        let keys = keys.iter().map(|key| Key::parse(key).unwrap()).collect();
+        Self { overrides: Overrides { keys, max_variants }, ..self }
     }
 
     pub fn instances(&self) -> usize {
@@ -87,9 +100,10 @@ impl Every {
             name: name.into(),
             models: vec![(ModelId(0), "a".into()), (ModelId(1), "b".into())],
             entry: 0,
-            policy: Arc::new(Factory(self.tokens, self.weights, Arc::downgrade(&self.alive), self.holds.clone())),
-            settings: self.tokens.to_string(),
-            on_error: OnError::FailRequest,
+            policy: Arc::new(Factory(Arc::downgrade(&self.alive), self.holds.clone())),
+            settings: json!({"tokens": self.tokens, "weights": self.weights}).to_string(),
+            overrides: self.overrides.clone(),
+            on_error: self.on_error,
             budget: crate::policy::monitor::DEFAULT_BUDGET,
             excluded: Vec::new(),
             directory: directory.into(),
@@ -97,31 +111,35 @@ impl Every {
     }
 }
 
-struct Factory(u32, Option<&'static str>, std::sync::Weak<()>, Holds);
+struct Factory(std::sync::Weak<()>, Holds);
 
 impl PolicyFactory for Factory {
     fn name(&self) -> &str {
         "every"
     }
     fn settings_schema(&self) -> &str {
-        "{}"
+        r#"{"properties": {"tokens": {"type": "integer", "minimum": 0, "maximum": 1000}, "weights": {}}}"#
     }
-    fn create(&self, context: &Context<'_>, _: &str) -> Result<Box<dyn PolicyInstance>, PolicyFailure> {
-        self.3.reach(Hook::Create);
-        let refused = PolicyFailure { plugin: "every".into(), hook: "create", message: "0 tokens".into() };
+    fn create(&self, context: &Context<'_>, settings: &str) -> Result<Box<dyn PolicyInstance>, PolicyFailure> {
+        self.1.reach(Hook::Create);
+        let settings: Value = serde_json::from_str(settings).unwrap();
+        let tokens = settings["tokens"].as_u64().unwrap() as u32;
+        let refused = |message: &str| PolicyFailure { plugin: "every".into(), hook: "create", message: message.into() };
         let mut wanted = Requirements::default();
-        if let Some(weights) = self.1 {
+        if let Some(weights) = settings["weights"].as_str() {
             let mut net = tokenrouter_plugin_api::net::Net::new("score", weights);
             let hidden = net.hidden();
             net.linear(hidden, "gate");
             wanted.nets.push(net);
         }
-        let alive = self.2.upgrade().ok_or_else(|| refused.clone())?;
+        let alive = self.0.upgrade().ok_or_else(|| refused("it is gone"))?;
         // Refused at the second model, when there is something to undo at the first.
-        if self.0 == 0 && context.model == 1 {
-            return Err(refused);
+        match tokens {
+            0 if context.model == 1 => return Err(refused("0 tokens")),
+            13 => return Err(refused("panicked: 13 tokens")),
+            _ => {}
         }
-        Ok(Box::new(Instance { tokens: self.0, own: context.model, wanted, _alive: alive, holds: self.3.clone() }))
+        Ok(Box::new(Instance { tokens, own: context.model, wanted, _alive: alive, holds: self.1.clone() }))
     }
 }
 
@@ -134,6 +152,9 @@ impl PolicyInstance for Instance {
     }
     fn route(&mut self, batch: &RouteBatch<'_>, out: &mut [Decision]) -> Result<(), PolicyFailure> {
         self.holds.reach(Hook::Route);
+        if self.tokens == 99 {
+            return Err(PolicyFailure { plugin: "every".into(), hook: "route", message: "99 tokens".into() });
+        }
         for (out, position) in out.iter_mut().zip(batch.positions) {
             if position % self.tokens == self.tokens - 1 {
                 *out = Decision::to(1 - self.own);
