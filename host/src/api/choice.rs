@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::error::ApiError;
 use crate::engine::RequestStream;
-use crate::request::{Committed, Event, FinishReason, Ledger, LedgerError, RequestError, Score, TokenId};
+use crate::request::{Committed, Event, FinishReason, Ledger, LedgerError, RequestError, Score, TokenId, Told};
 use crate::text::{Detokenizer, ModelText, StopMatcher};
 
 /// A committed token with its part of the text.
@@ -17,6 +18,8 @@ pub struct Entry {
     pub text: String,
     /// Characters before it in the answer.
     pub offset: usize,
+    /// When it was committed.
+    pub at: Instant,
 }
 
 /// Why an answer ended.
@@ -93,8 +96,8 @@ pub struct Choice {
     stops: StopMatcher,
     /// Entries whose text is not out completely, each with the byte position of its end.
     queue: VecDeque<(Entry, usize)>,
-    /// A token that ends the answer if nothing follows it.
-    last: Option<Committed>,
+    /// A token that ends the answer if nothing follows it, and when it was committed.
+    last: Option<(Committed, Instant)>,
     /// Tokens, bytes and characters so far.
     tokens: u32,
     bytes: usize,
@@ -140,7 +143,8 @@ impl Choice {
     /// The next piece. The one with an `end` is the last.
     pub async fn next(&mut self) -> Result<Piece, ChoiceError> {
         loop {
-            match self.request.events.recv().await.ok_or(ChoiceError::Lost)?.event {
+            let Told { at, event } = self.request.events.recv().await.ok_or(ChoiceError::Lost)?;
+            match event {
                 Event::Failed(error) => return Err(error.into()),
                 Event::PromptCached { tokens } => self.cached_tokens = tokens,
                 Event::PromptScored { start, scores } => self.score(start, scores),
@@ -148,7 +152,7 @@ impl Choice {
                 Event::Committed { start, tokens } => {
                     let new = self.ledger.enter(start, tokens)?.to_vec();
                     for token in new {
-                        if let Some(reason) = self.commit(token) {
+                        if let Some(reason) = self.commit(token, at) {
                             self.request.stopped();
                             return Ok(self.end(reason, self.changes_of_model()));
                         }
@@ -187,28 +191,28 @@ impl Choice {
         self.end(reason, self.changes_of_model())
     }
 
-    fn commit(&mut self, token: Committed) -> Option<Reason> {
-        if let Some(held) = self.last.take()
-            && let Some(reason) = self.feed(held)
+    fn commit(&mut self, token: Committed, at: Instant) -> Option<Reason> {
+        if let Some((held, at)) = self.last.take()
+            && let Some(reason) = self.feed(held, at)
         {
             return Some(reason);
         }
         if self.ending.eos.contains(&token.token) || self.ending.stop_tokens.contains(&token.token) {
-            self.last = Some(token);
+            self.last = Some((token, at));
             return None;
         }
-        self.feed(token)
+        self.feed(token, at)
     }
 
-    fn feed(&mut self, token: Committed) -> Option<Reason> {
+    fn feed(&mut self, token: Committed, at: Instant) -> Option<Reason> {
         let text = self.detokenizer.push(&self.text.tokenizer, token.token);
         self.tokens += 1;
-        self.enqueue(token, &text);
+        self.enqueue(token, at, &text);
         self.emit(&text)
     }
 
-    fn enqueue(&mut self, committed: Committed, text: &str) {
-        let entry = Entry { committed, text: text.to_owned(), offset: self.chars };
+    fn enqueue(&mut self, committed: Committed, at: Instant, text: &str) {
+        let entry = Entry { committed, text: text.to_owned(), offset: self.chars, at };
         self.grow(text);
         self.queue.push_back((entry, self.bytes));
     }
@@ -261,15 +265,15 @@ impl Choice {
         let mut closing = None;
         match last {
             Some(token) if silent => closing = Some(token),
-            Some(token) => stopped = self.feed(token),
+            Some((token, at)) => stopped = self.feed(token, at),
             None => {}
         }
         if stopped.is_none() {
             stopped = self.flush();
         }
-        if let Some(token) = closing {
+        if let Some((token, at)) = closing {
             self.tokens += 1;
-            self.enqueue(token, "");
+            self.enqueue(token, at, "");
         }
         match (stopped, ended_by) {
             (Some(reason), _) => reason,

@@ -41,7 +41,9 @@ mod structured;
 mod tests;
 mod tokenise;
 mod tokens;
+mod traces;
 mod unbuilt;
+mod visits;
 
 use std::sync::Arc;
 
@@ -58,6 +60,7 @@ pub use front::{
 pub use params::SamplingDefaults;
 pub use serve::{serve, serve_admin};
 pub use state::AppState;
+pub use traces::{Destination, TraceSettings, Traces};
 
 /// A path with what answers there.
 type Endpoint = (&'static str, MethodRouter<Arc<AppState>>);

@@ -16,6 +16,8 @@ use hyper::body::{Frame, SizeHint};
 use super::front::Client;
 use super::http::random_id;
 use super::state::AppState;
+use super::traces::{Finished, Origin};
+use super::visits::Visits;
 
 const REQUEST_ID: &str = "x-request-id";
 /// Longest id that is taken from a client.
@@ -25,7 +27,7 @@ const LONGEST_PATH: usize = 200;
 /// In place of the path where there is no such endpoint.
 const NO_PATH: &str = "other";
 /// The client left before its answer was complete.
-const CLIENT_LEFT: u16 = 499;
+pub(super) const CLIENT_LEFT: u16 = 499;
 /// The server could not complete its answer, whatever status its head had.
 const BROKEN: u16 = 500;
 /// Paths of probes, which come all the time.
@@ -61,20 +63,23 @@ pub struct Facts {
     /// In the order of their first appearance, each once.
     pub finish_reasons: Vec<&'static str>,
     pub error: Option<&'static str>,
-    /// The name of its key, or where it is.
-    pub client: Option<String>,
+    pub client: Option<Client>,
+    /// Where the request is traced.
+    pub visits: Option<Visits>,
 }
 
 /// One HTTP request.
 #[derive(Debug)]
 pub struct Record {
-    id: String,
-    method: Method,
+    pub id: String,
+    pub method: Method,
     /// A template, or what the client wrote.
-    path: String,
-    known_path: bool,
-    began: Instant,
-    facts: Mutex<Facts>,
+    pub path: String,
+    pub known_path: bool,
+    pub began: Instant,
+    /// If it is traced.
+    pub trace: Option<Origin>,
+    pub facts: Mutex<Facts>,
 }
 
 impl Record {
@@ -94,6 +99,10 @@ impl Record {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn is_probe(&self) -> bool {
+        PROBES.contains(&self.path.as_str())
+    }
+
     fn log(&self, status: u16, now: Instant) {
         let ms = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
         let facts = self.facts();
@@ -110,12 +119,13 @@ impl Record {
                     $($more)*
                     total_ms = total,
                     error = facts.error,
-                    client = facts.client,
+                    client = facts.client.as_ref().map(tracing::field::display),
+                    trace_id = self.trace.as_ref().map(Origin::trace_id),
                     "request"
                 )
             };
         }
-        if PROBES.contains(&self.path.as_str()) {
+        if self.is_probe() {
             line!(debug,);
         } else if facts.prompt_tokens == 0 {
             line!(info, model = facts.model,);
@@ -148,14 +158,19 @@ fn usable(value: &HeaderValue) -> bool {
 pub async fn every_request(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
     let given = request.headers().get(REQUEST_ID).filter(|value| usable(value)).and_then(|value| value.to_str().ok());
     let template = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    let record = Arc::new(Record {
+    let mut record = Record {
         id: given.map_or_else(|| random_id("req-"), str::to_owned),
         method: request.method().clone(),
         known_path: template.is_some(),
         path: template.unwrap_or_else(|| request.uri().path().chars().take(LONGEST_PATH).collect()),
         began: Instant::now(),
+        trace: None,
         facts: Mutex::default(),
-    });
+    };
+    if let Some(traces) = state.traces.as_ref().filter(|_| !record.is_probe()) {
+        record.trace = traces.begin(request.headers(), request.uri(), record.began);
+    }
+    let record = Arc::new(record);
     let mut end = End { record: record.clone(), state, status: CLIENT_LEFT, complete: false, broken: false };
     let mut response = CURRENT.scope(record.clone(), next.run(request)).await;
     if let Ok(id) = HeaderValue::from_str(&record.id) {
@@ -165,7 +180,7 @@ pub async fn every_request(State(state): State<Arc<AppState>>, request: Request,
         record.facts().error = Some(code);
     }
     if let Some(client) = response.extensions().get::<Client>() {
-        record.facts().client = Some(client.to_string());
+        record.facts().client = Some(client.clone());
     }
     end.status = response.status().as_u16();
     // Nobody reads the body of an answer to HEAD.
@@ -197,7 +212,11 @@ impl Drop for End {
             state.counts.client_aborts.add(1);
         }
         state.counts.answered(if record.known_path { &record.path } else { NO_PATH }, status);
-        record.log(status, Instant::now());
+        let ended = Instant::now();
+        record.log(status, ended);
+        if let Some(traces) = state.traces.as_ref().filter(|_| record.trace.is_some()) {
+            traces.end(Finished { record: record.clone(), status, ended });
+        }
     }
 }
 

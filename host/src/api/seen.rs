@@ -7,8 +7,9 @@ use super::answer;
 use super::choice::Piece;
 use super::record::{Facts, Record};
 use super::state::Route;
+use super::visits::Visits;
 use crate::engine::RequestStream;
-use crate::request::RequestSpec;
+use crate::request::{ModelId, RequestSpec};
 
 /// Gathered piece by piece, and entered in the record once, when dropped.
 #[derive(Debug)]
@@ -17,8 +18,8 @@ pub struct Seen {
     names: Arc<[String]>,
     /// Before the wait for a turn.
     submitted: Instant,
-    /// Of the first choice.
-    first: Option<Arc<RequestSpec>>,
+    /// Of the first choice; of all where visits are noted.
+    specs: Vec<Option<Arc<RequestSpec>>>,
     /// Choices of each prompt.
     per_prompt: usize,
     prompt_tokens: usize,
@@ -28,16 +29,22 @@ pub struct Seen {
     cached_tokens: u64,
     handoffs: u64,
     finish_reasons: Vec<&'static str>,
+    /// Where the request is traced.
+    visits: Option<Visits>,
 }
 
 impl Seen {
     /// Made before the request waits for its turn.
     pub fn new(prompt_tokens: usize, per_prompt: usize, route: &Route) -> Self {
+        let record = Record::current();
+        let traced = record.as_ref().is_some_and(|record| record.trace.is_some());
+        let entry = route.served.models.get(route.served.entry).map_or(ModelId(0), |(entry, _)| *entry);
         Self {
-            record: Record::current(),
+            visits: traced.then(|| Visits::new(route.model_names.clone(), entry)),
+            record,
             names: route.model_names.clone(),
             submitted: Instant::now(),
-            first: None,
+            specs: Vec::new(),
             per_prompt,
             prompt_tokens,
             first_token: None,
@@ -49,8 +56,8 @@ impl Seen {
     }
 
     pub fn submitted(&mut self, stream: &RequestStream) {
-        if self.first.is_none() {
-            self.first = stream.spec().cloned();
+        if self.specs.is_empty() || self.visits.is_some() {
+            self.specs.push(stream.spec().cloned());
         }
     }
 
@@ -67,6 +74,10 @@ impl Seen {
         for entry in &piece.entries {
             if let Some(tokens) = self.tokens.get_mut(entry.committed.model.index()) {
                 *tokens += 1;
+            }
+            if let Some(visits) = &mut self.visits {
+                let began = || self.specs.get(choice)?.as_ref()?.began();
+                visits.token(choice, entry.committed.model, entry.at, began);
             }
         }
         let Some(end) = &piece.end else { return };
@@ -94,7 +105,9 @@ impl Drop for Seen {
         facts.handoffs = self.handoffs;
         facts.finish_reasons = std::mem::take(&mut self.finish_reasons);
         facts.first_token = self.first_token;
-        let began = self.first.as_ref().and_then(|spec| spec.began());
+        facts.visits = self.visits.take();
+        let first = self.specs.first().and_then(Option::as_ref);
+        let began = first.and_then(|spec| spec.began());
         facts.queue = began.map(|began| began.saturating_duration_since(self.submitted));
     }
 }

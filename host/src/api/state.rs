@@ -16,6 +16,7 @@ use super::params::SamplingDefaults;
 use super::reader::{Fields, Warned};
 use super::record::Record;
 use super::running::Running;
+use super::traces::Traces;
 use crate::constraint::Compiler;
 use crate::engine::{Engine, ServedRoute};
 use crate::request::TokenId;
@@ -43,6 +44,8 @@ pub struct AppState {
     pub reload: Option<Arc<Reload>>,
     /// Of the HTTP interface.
     pub counts: ApiCounts,
+    /// If requests are traced.
+    pub traces: Option<Traces>,
     /// Of the configuration in force; empty without one.
     pub config_sha256: Arc<ArcSwap<String>>,
     pub(super) started: u64,
@@ -68,6 +71,7 @@ impl AppState {
             front: Front::default(),
             reload: None,
             counts: ApiCounts::default(),
+            traces: None,
             config_sha256: Arc::default(),
             started: unix_time(),
             warned: Warned::default(),

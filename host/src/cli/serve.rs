@@ -18,7 +18,7 @@ use super::progress::Progress;
 use super::record;
 use super::reload::Reloader;
 use super::report::{self, PluginInfo};
-use crate::api::{self, Access, AppState, Listener, Reload};
+use crate::api::{self, Access, AppState, Listener, Reload, TraceSettings, Traces};
 use crate::config::{self, AdminKey, Config, ConfigError, ServerConfig};
 use crate::engine::Engine;
 use crate::record::Recording;
@@ -83,6 +83,7 @@ async fn serve(arguments: &Serve, config: Config) -> Result<(), Failure> {
     let server = &prepared.config.server;
     state.max_body_bytes = server.max_body_bytes;
     state.max_requests = server.max_requests;
+    state.traces = prepared.config.traces.as_ref().and_then(Traces::start);
     state.front = in_force.door(&prepared.config);
     state.access = Access::new(server.admin.is_some(), server.admin_keys.iter().map(AdminKey::expose));
     let listener = Listener {
@@ -121,7 +122,10 @@ async fn serve(arguments: &Serve, config: Config) -> Result<(), Failure> {
     };
     notify("READY=1");
     let served = async move {
-        let ended = until_stopped(listener, state, &reload, &engine, signals, hangup, drain).await;
+        let ended = until_stopped(listener, state.clone(), &reload, &engine, signals, hangup, drain).await;
+        if let (Ok(()), Some(traces)) = (&ended, &state.traces) {
+            traces.flush(LAST_SPANS).await;
+        }
         drop(end_admin);
         ended
     };
@@ -130,6 +134,9 @@ async fn serve(arguments: &Serve, config: Config) -> Result<(), Failure> {
 
 /// Time to deliver the last event to clients whose requests are broken off.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Time to send the spans of the last requests, after them.
+const LAST_SPANS: Duration = Duration::from_secs(2);
 
 /// How long a server that is told to stop goes on.
 #[derive(Clone, Copy)]
@@ -238,14 +245,22 @@ fn screen(
     let places = [address.map(|address| format!("{scheme}://{address}")), socket];
     let place = places.into_iter().flatten().collect::<Vec<_>>().join(" and ");
     let curl = address.map(|address| report::curl(config, &format!("{scheme}://{address}")));
+    let traces = config.traces.as_ref().map(traced).unwrap_or_default();
     let hint = curl.map(|curl| format!("\nTry:\n  {curl}\n")).unwrap_or_default();
     format!(
-        "\nTokenRouter {} serves {} at {place}\n\n{}\n{}{recorded}{admin}{hint}",
+        "\nTokenRouter {} serves {} at {place}\n\n{}\n{}{recorded}{traces}{admin}{hint}",
         env!("CARGO_PKG_VERSION"),
         config.file.display(),
         prepared.plan,
         report::routes(config, &plugin_infos(prepared)),
     )
+}
+
+/// What is traced, for the start screen.
+fn traced(traces: &TraceSettings) -> String {
+    let share =
+        if traces.sample < 1.0 { format!("{} % of the requests", 100.0 * traces.sample) } else { "requests".into() };
+    format!("\nTracing {share}, to {}\n", traces.endpoint)
 }
 
 /// The plugin of each route.

@@ -14,6 +14,7 @@ pub(crate) mod read;
 mod record;
 mod reload;
 mod route;
+mod traces;
 pub(crate) mod tree;
 
 use std::collections::BTreeMap;
@@ -34,6 +35,7 @@ pub use tree::ENV_PREFIX;
 
 use sha2::{Digest, Sha256};
 
+use crate::api::TraceSettings;
 use crate::engine::OnError;
 use crate::policy::overrides::Overrides;
 use crate::runner::model_config::shapes::Shape;
@@ -53,6 +55,7 @@ pub struct Config {
     /// In the order of the file.
     pub routes: Vec<RouteConfig>,
     pub record: Option<RecordConfig>,
+    pub traces: Option<TraceSettings>,
 }
 
 /// `[server]`

@@ -12,6 +12,7 @@ use super::gpu::{device, dtype, gpu};
 use super::key::admin_keys;
 use super::record::record;
 use super::route::{refuse_recorded_overrides, route};
+use super::traces::traces;
 use super::tree::{self, Field, Key, Section};
 use super::{Config, DeviceChoice, DtypeChoice, ModelConfig, Pool, ServerConfig, Weights};
 use crate::runner::model_config::shapes;
@@ -34,6 +35,7 @@ pub(super) fn config(text: &str, file: &Path, variables: &BTreeMap<String, Strin
         .transpose()?;
     let models = root.take("models").map(named).transpose()?.unwrap_or_default();
     let recording = root.take("record");
+    let traces = root.take("traces").map(|f| traces(&f)).transpose()?;
     let routes = root.take("routes").map(named).transpose()?.unwrap_or_default();
     root.end()?;
 
@@ -45,7 +47,7 @@ pub(super) fn config(text: &str, file: &Path, variables: &BTreeMap<String, Strin
     let routes = routes.into_iter().map(|(key, field)| route(key, field, &models)).collect::<Result<Vec<_>, _>>()?;
     let names: Vec<&str> = routes.iter().map(|r| &*r.name).chain(models.iter().map(|m| &*m.name)).collect();
     let record = recording.map(|field| record(&field, &names)).transpose()?;
-    let config = Config { file: file.into(), server, gpu, batching, plugin_dirs, models, routes, record };
+    let config = Config { file: file.into(), server, gpu, batching, plugin_dirs, models, routes, record, traces };
     refuse_recorded_overrides(&config)?;
     Ok(config)
 }

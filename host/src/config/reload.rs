@@ -7,7 +7,7 @@ use super::{
     BatchingConfig, Config, DeviceChoice, FrontConfig, GpuConfig, ModelConfig, Pool, RecordConfig, ServerConfig,
     Weights,
 };
-use crate::api::Limits;
+use crate::api::{Limits, TraceSettings};
 
 /// The first difference that only a restart puts in force. Its text is one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,7 +46,7 @@ impl Config {
     pub fn taken_over(self, before: &Self) -> Result<Self, RestartNeeded> {
         let new = self.in_order_of(before);
         // Whoever adds a key has to say here whether it needs a restart.
-        let Config { file, server, gpu, batching, plugin_dirs: _, models, routes: _, record } = &new;
+        let Config { file, server, gpu, batching, plugin_dirs: _, models, routes: _, record, traces } = &new;
         let mut differences = Differences::default();
         differences.server(&before.server, server);
         differences.gpu(before.gpu, *gpu);
@@ -57,6 +57,7 @@ impl Config {
             differences.model(old, new, batching.online.is_some());
         }
         differences.record(before.record.as_ref(), record.as_ref());
+        differences.traces(before.traces.as_ref(), traces.as_ref());
         match differences.0 {
             Some((field, old, new)) => Err(RestartNeeded { file: file.display().to_string(), field, old, new }),
             None => Ok(new),
@@ -232,6 +233,16 @@ impl Differences {
         self.plain(key("prefix_cache"), &old.prefix_cache, prefix_cache);
         self.optional(key("context"), &old.context, context);
         self.plain(key("masked_tokens"), &old.masked_tokens, masked_tokens);
+    }
+
+    fn traces(&mut self, old: Option<&TraceSettings>, new: Option<&TraceSettings>) {
+        let endpoint = |traces: Option<&TraceSettings>| traces.map(|traces| traces.endpoint.to_string());
+        self.optional("traces.endpoint", &endpoint(old), &endpoint(new));
+        if let (Some(old), Some(new)) = (old, new) {
+            let TraceSettings { endpoint: _, sample, service_name } = new;
+            self.plain("traces.sample", &old.sample, sample);
+            self.plain("traces.service_name", &old.service_name, service_name);
+        }
     }
 
     fn record(&mut self, old: Option<&RecordConfig>, new: Option<&RecordConfig>) {

@@ -3,6 +3,7 @@ mod models;
 mod reload;
 mod routes;
 mod server;
+mod traces;
 
 use super::*;
 use crate::online::Settings;

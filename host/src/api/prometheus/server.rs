@@ -19,6 +19,9 @@ pub fn write(out: &mut Exposition, state: &AppState) {
     out.counter("tokenrouter_client_aborts_total", "HTTP requests whose client left before the answer was complete.")
         .sample(&[], counts.client_aborts.read());
     state.front.write_metrics(out);
+    if let Some(traces) = &state.traces {
+        traces.write_metrics(out);
+    }
     out.counter("tokenrouter_unknown_fields_total", "Fields of requests that were ignored, by name.");
     for (field, count) in state.warned.counts() {
         out.sample(&[("field", &field)], count);

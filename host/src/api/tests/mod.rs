@@ -18,3 +18,5 @@ mod scrape;
 mod streams;
 mod surface;
 mod tls;
+#[cfg(feature = "otel")]
+mod traces;
