@@ -157,7 +157,7 @@ impl RouteInfo {
         self.disabled.get()
     }
 
-    /// Its name, with its settings where others have the name as well: for the log alone.
+    /// Its name, with its settings where others have the name as well: for people.
     fn title(&self) -> String {
         match &self.variant {
             None => self.name.clone(),
