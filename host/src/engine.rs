@@ -157,7 +157,7 @@ impl RouteInfo {
         self.disabled.get()
     }
 
-    /// Its name, with its settings where others have the name as well: for people.
+    /// Its name, with its settings where others have the name as well: for the log alone.
     fn title(&self) -> String {
         match &self.variant {
             None => self.name.clone(),

@@ -161,10 +161,10 @@ impl Shared {
     /// From now on the route takes no requests. Those that it has go on.
     pub fn disable(&self, route: RouteId, model: ModelId, hook: &'static str) {
         let Some(info) = self.registry().info(route) else { return };
-        let (route, plugin) = (info.title(), info.policy.clone().unwrap_or_default());
+        let (route, variant, plugin) = (info.name.clone(), info.variant.is_some(), info.policy.clone().unwrap_or_default());
         let model = self.models[model.index()].name.clone();
         // Another model's instance may have failed before.
-        let _ = info.disabled.set(RouteDisabled { route, plugin, model, hook });
+        let _ = info.disabled.set(RouteDisabled { route, variant, plugin, model, hook });
     }
 
     /// A model can compute nothing any more. One line in the log stands for all requests that it costs.

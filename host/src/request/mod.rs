@@ -139,13 +139,16 @@ pub struct ModelDown {
 /// `on_error = "disable_route"`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "route `{route}` is disabled: hook `{hook}` of plugin `{plugin}` failed at model `{model}` (on_error = \"disable_route\"); \
+    "route `{route}` is disabled{}: hook `{hook}` of plugin `{plugin}` failed at model `{model}` (on_error = \"disable_route\"); \
      use another one of GET /v1/models; the operator finds the error in the server's log, corrects the plugin and reloads \
-     the configuration"
+     the configuration",
+    if *variant { " with these settings" } else { "" }
 )]
 pub struct RouteDisabled {
     /// Name of the route.
     pub route: String,
+    /// It is the route with settings of a request. Which ones is not for other clients.
+    pub variant: bool,
     /// Name of its policy.
     pub plugin: String,
     /// The model whose instance failed.
