@@ -91,12 +91,18 @@ impl Overrides {
     /// `settings` with those of a request in their places: objects key by key, all else as a whole. `null` is the
     /// same as leaving a setting out. The error is the place of one that requests may not set.
     pub fn merged(&self, settings: &Value, given: Map<String, Value>) -> Result<Value, String> {
-        let mut merged = settings.clone();
+        // Settings that are no object have none in them.
+        let mut merged = settings.as_object().cloned().unwrap_or_default();
         self.merge(&mut merged, given, &mut Vec::new())?;
-        Ok(canonical(merged))
+        Ok(canonical(Value::Object(merged)))
     }
 
-    fn merge(&self, into: &mut Value, given: Map<String, Value>, at: &mut Vec<String>) -> Result<(), String> {
+    fn merge(
+        &self,
+        into: &mut Map<String, Value>,
+        given: Map<String, Value>,
+        at: &mut Vec<String>,
+    ) -> Result<(), String> {
         for (name, value) in given {
             if value.is_null() {
                 continue;
@@ -105,27 +111,24 @@ impl Overrides {
             let covered = self.keys.iter().any(|Key(key)| at.starts_with(key));
             let leads_on = self.keys.iter().any(|Key(key)| key.starts_with(at));
             match value {
-                Value::Object(inner) if covered || leads_on => {
-                    let place = entry(into, name);
-                    if !place.is_object() {
-                        *place = Value::Object(Map::new());
+                Value::Object(inner) if covered || leads_on => match into.get_mut(&name) {
+                    Some(Value::Object(there)) => self.merge(there, inner, at)?,
+                    // It would be replaced, and requests may set what is in it alone.
+                    Some(_) if !covered => return Err(place(at)),
+                    _ => {
+                        let mut table = Map::new();
+                        self.merge(&mut table, inner, at)?;
+                        if covered || !table.is_empty() {
+                            into.insert(name, Value::Object(table));
+                        }
                     }
-                    self.merge(place, inner, at)?;
-                }
-                value if covered => *entry(into, name) = value,
+                },
+                value if covered => drop(into.insert(name, value)),
                 _ => return Err(place(at)),
             }
             at.pop();
         }
         Ok(())
-    }
-}
-
-/// Whoever calls this has seen to it that `of` is an object.
-fn entry(of: &mut Value, name: String) -> &mut Value {
-    match of {
-        Value::Object(map) => map.entry(name).or_insert(Value::Null),
-        other => other,
     }
 }
 
@@ -221,7 +224,14 @@ mod tests {
         // What its schema will say of it is another question.
         assert!(merged(&["threshold"], settings(), json!({"threshold": "x"})).is_ok());
         assert_eq!(merged(&["a.b"], json!({}), json!({"a": {"b": 1}})), Ok(r#"{"a":{"b":1}}"#.into()));
-        assert_eq!(merged(&["a.b"], json!({"a": 3}), json!({"a": {"b": 1}})), Ok(r#"{"a":{"b":1}}"#.into()));
+        for there in [json!({"a": 3}), json!({"a": null})] {
+            assert_eq!(merged(&["a.b"], there.clone(), json!({"a": {"b": 1}})), Err("a".into()));
+            assert_eq!(merged(&["a"], there, json!({"a": {"b": 1}})), Ok(r#"{"a":{"b":1}}"#.into()));
+        }
+        for nothing in [json!({"a": {}}), json!({"a": {"b": null}})] {
+            assert_eq!(merged(&["a.b"], json!({}), nothing), Ok("{}".into()));
+        }
+        assert_eq!(merged(&["a"], json!({}), json!({"a": {}})), Ok(r#"{"a":{}}"#.into()));
     }
 
     #[test]
