@@ -161,7 +161,8 @@ impl Shared {
     /// From now on the route takes no requests. Those that it has go on.
     pub fn disable(&self, route: RouteId, model: ModelId, hook: &'static str) {
         let Some(info) = self.registry().info(route) else { return };
-        let (route, variant, plugin) = (info.name.clone(), info.variant.is_some(), info.policy.clone().unwrap_or_default());
+        let (route, variant, plugin) =
+            (info.name.clone(), info.variant.is_some(), info.policy.clone().unwrap_or_default());
         let model = self.models[model.index()].name.clone();
         // Another model's instance may have failed before.
         let _ = info.disabled.set(RouteDisabled { route, variant, plugin, model, hook });
