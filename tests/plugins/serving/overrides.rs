@@ -62,7 +62,8 @@ fn a_value_that_a_plugin_hangs_on_holds_nobody_up() {
         assert_eq!(server.chat_with("r", &json!({"to": 0})).0, 200);
         // No model stands still.
         assert_eq!((server.get("/health").0, server.get("/ready").0), (200, 200));
-        // One hangs and the other makes place.
+        // One hangs and the other makes place, once its request has let go of it.
+        server.until(|| server.chat_with("r", &json!({"panic": "entry"})).0 != 503);
         assert_eq!(server.chat_with("r", &json!({"panic": "entry"})).0, 500);
         std::fs::write(&go, "").unwrap();
         for waiting in waiting {

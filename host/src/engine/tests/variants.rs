@@ -30,6 +30,13 @@ impl World {
         self.with(json!({"tokens": tokens}))
     }
 
+    /// The same when those who made it have let go of it: until then it is in use.
+    fn settled(&self, tokens: u32) -> Arc<ServedRoute> {
+        let route = self.tokens(tokens).unwrap();
+        wait_for(|| Arc::strong_count(&route) == 2);
+        route
+    }
+
     fn submit_to(&self, route: &ServedRoute, length: u32) -> RequestStream {
         self.engine.submit(NewRequest { route: route.id, ..request(&self.engine, "m0", length) }).unwrap()
     }
@@ -84,11 +91,11 @@ fn the_longest_idle_one_makes_place() {
     let world = World::new(0);
     let two = Every::new(2).letting(&["tokens"], 2);
     world.set(&[("r", &two)]).unwrap();
-    let ids = |tokens: [u32; 2]| tokens.map(|tokens| world.tokens(tokens).unwrap().id);
+    let ids = |tokens: [u32; 2]| tokens.map(|tokens| world.settled(tokens).id);
     let [three, four] = ids([3, 4]);
     // Used last, so that the other goes.
     assert_eq!(ids([4, 3]), [four, three]);
-    let five = world.tokens(5).unwrap();
+    let five = world.settled(5);
     assert_eq!(world.tokens(3).unwrap().id, three);
     // In use, by somebody who prepares a request, and by a request.
     let mut running = world.submit_to(&world.tokens(3).unwrap(), 50_000);
