@@ -75,6 +75,8 @@ pub struct Makers {
     /// For ever if it is `None`.
     pub(super) limit: Option<Duration>,
     left: Arc<Mutex<Vec<Left>>>,
+    /// They make what requests choose.
+    of_requests: bool,
 }
 
 /// As much as a program's first thread has: a plugin may count on it.
@@ -83,7 +85,12 @@ const STACK: usize = 8 << 20;
 impl Makers {
     /// Those of an engine at work, whose watchdog sees them.
     pub(super) fn watched(monitors: Arc<Monitors>, limit: Duration) -> Self {
-        Self { monitors, limit: Some(limit), left: Arc::default() }
+        Self { monitors, limit: Some(limit), left: Arc::default(), of_requests: false }
+    }
+
+    /// The same for settings of requests: one that hangs does not end the process.
+    pub(super) fn for_requests(&self) -> Self {
+        Self { of_requests: true, ..self.clone() }
     }
 
     /// Make a policy by `work`, on a thread of its own.
@@ -100,8 +107,9 @@ impl Makers {
         let (at_work, (done, result)) = (Arc::new(()), bounded(1));
         let alive = Arc::downgrade(&at_work);
         let monitor = self.monitors.add_maker(names.clone());
+        let hook = if self.of_requests { Hook::Variant } else { Hook::Create };
         let body = move || {
-            let policy = monitor.watch(Hook::Create, work);
+            let policy = monitor.watch(hook, work);
             // From here on others may try.
             drop((monitor, at_work));
             // Where nobody waits it is dropped, on this thread.

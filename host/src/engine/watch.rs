@@ -52,7 +52,7 @@ pub(super) fn start(monitors: Arc<Monitors>) -> Result<Thread, StartError> {
 
 fn tell(look: &Look) {
     // Whoever waits for an instance tells of it.
-    let told = |hung: &&Hung| hung.hook != Hook::Create;
+    let told = |hung: &&Hung| !matches!(hung.hook, Hook::Create | Hook::Variant);
     for Hung { names, hook, step, lasted } in look.began.iter().filter(told) {
         let (plugin, route, model) = (&names.plugin, &names.route, &names.model);
         if *hook == Hook::Drop {

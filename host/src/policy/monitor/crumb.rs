@@ -19,6 +19,7 @@ fn mark(hook: Hook) -> u64 {
         Hook::Receive => *b"receive ",
         Hook::Finished => *b"finished",
         Hook::Create => *b"create  ",
+        Hook::Variant => *b"variant ",
         Hook::Drop => *b"drop    ",
     })
 }
@@ -69,7 +70,7 @@ impl Breadcrumb {
     pub fn inside(&self) -> Option<(Hook, u64)> {
         let call = self.calls.load(Relaxed);
         let now = self.hook.load(Relaxed);
-        Hook::ALL.into_iter().chain([Hook::Create, Hook::Drop]).find(|hook| mark(*hook) == now).map(|hook| (hook, call))
+        Hook::ALL.into_iter().chain([Hook::Create, Hook::Variant, Hook::Drop]).find(|hook| mark(*hook) == now).map(|hook| (hook, call))
     }
 }
 
@@ -96,7 +97,7 @@ mod tests {
     fn each_hook_is_told_from_the_others_and_from_outside() {
         let crumb = Breadcrumb::new(&Names { route: "r".into(), model: "m".into(), plugin: "p".into() });
         assert_eq!(crumb.inside(), None);
-        for (call, hook) in (1..).zip(Hook::ALL.into_iter().chain([Hook::Create, Hook::Drop])) {
+        for (call, hook) in (1..).zip(Hook::ALL.into_iter().chain([Hook::Create, Hook::Variant, Hook::Drop])) {
             crumb.enter(hook);
             assert_eq!(crumb.inside(), Some((hook, call)));
             crumb.leave();

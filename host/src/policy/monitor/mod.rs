@@ -33,6 +33,8 @@ pub enum Hook {
     Finished,
     /// The instance is made for a change of routes. No model waits for it, and nothing is counted.
     Create,
+    /// The same for settings of a request: whoever chooses them must not end the process.
+    Variant,
     /// The instance is dropped. No request waits for it, and nothing is counted.
     Drop,
 }
@@ -53,7 +55,7 @@ impl Hook {
             Self::Send => "send",
             Self::Receive => "receive",
             Self::Finished => "finished",
-            Self::Create => "create",
+            Self::Create | Self::Variant => "create",
             Self::Drop => "drop",
         }
     }
@@ -224,10 +226,11 @@ impl Monitors {
         self.abort_after.store((limit.as_millis() as u64).max(1), Relaxed);
     }
 
-    /// Of `hung`, one that ran for longer than the process may live with. No request waits for a drop.
+    /// Of `hung`, one that ran for longer than the process may live with. No other request waits for a drop, or for
+    /// settings that a request has brought.
     pub fn fatal<'a>(&self, hung: &'a [Hung]) -> Option<&'a Hung> {
         let limit = self.abort_after.load(Relaxed);
-        let too_long = |hung: &Hung| hung.hook != Hook::Drop && hung.lasted >= Duration::from_millis(limit);
+        let too_long = |hung: &Hung| !matches!(hung.hook, Hook::Drop | Hook::Variant) && hung.lasted >= Duration::from_millis(limit);
         hung.iter().find(|hung| limit > 0 && too_long(hung))
     }
 }
@@ -283,6 +286,7 @@ mod tests {
         monitors.abort_after(Duration::from_secs(5));
         assert_eq!((monitors.fatal(&long), monitors.fatal(&long[..1])), (Some(&long[1]), None));
         assert_eq!(monitors.fatal(&[Hung { hook: Hook::Drop, ..hung(100_000) }]), None);
+        assert_eq!(monitors.fatal(&[Hung { hook: Hook::Variant, ..hung(100_000) }]), None);
         let making = [Hung { hook: Hook::Create, ..hung(100_000) }];
         assert_eq!(monitors.fatal(&making), Some(&making[0]));
     }
