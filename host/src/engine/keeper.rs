@@ -26,7 +26,7 @@ pub(super) enum Upkeep {
     Detached(ModelId, Box<Detached>),
     /// The thread of a model has ended: it forgets nothing any more.
     ModelGone(ModelId),
-    /// What a model had as its thread ended.
+    /// What a model had as its thread ended, or would have had by a change that failed.
     Left(Vec<Attachment>),
     Stop,
 }

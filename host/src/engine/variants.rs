@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use tokio::sync::watch;
 
 use super::table::ServedRoute;
-use super::workshop::{Change, Workshop};
+use super::workshop::{Change, PATIENCE, Workshop};
 use super::{Engine, Makers, RouteSetup, StartError};
 use crate::policy::monitor::Hook;
 use crate::policy::overrides::{MAX_BYTES, canonical};
@@ -237,7 +237,7 @@ impl Engine {
             Found::New(sender, outcome, left) => {
                 drop(left);
                 let making = Making { of: of.clone(), settings: settings.to_owned(), sender, outcome: None };
-                let workshop = self.workshop.clone();
+                let workshop = Workshop { makers: self.workshop.makers.for_requests(), ..self.workshop.clone() };
                 // It waits for models and plugins.
                 let thread = std::thread::Builder::new().name("variant".into());
                 if let Err(error) = thread.spawn(move || workshop.fill(making)) {
@@ -246,7 +246,12 @@ impl Engine {
                 outcome
             }
         };
-        let made = outcome.wait_for(Option::is_some).await.ok().and_then(|made| made.clone());
+        // Each `create` has so long. What comes after may hang as well, where nobody looks.
+        let limit = self.workshop.makers.limit.unwrap_or(PATIENCE);
+        let Ok(made) = tokio::time::timeout(limit + limit / 4, outcome.wait_for(Option::is_some)).await else {
+            return Err(VariantError::Hung { route });
+        };
+        let made = made.ok().and_then(|made| made.clone());
         made.unwrap_or(Err(VariantError::Failed { route }))
     }
 }

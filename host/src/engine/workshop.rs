@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use tokenrouter_plugin_api::net;
 
+use super::keeper::Upkeep;
 use super::routes::{Loader, attach, describe, policy_fault};
 use super::shared::Shared;
 use super::table::{ServedRoute, VariantOf};
@@ -60,7 +61,11 @@ pub(super) struct Change<'a> {
 
 impl Drop for Change<'_> {
     fn drop(&mut self) {
-        self.entered.drain(..).for_each(|route| self.workshop.shared.end_route(route));
+        let Workshop { shared, .. } = self.workshop;
+        // A policy may block in its drop, and whoever makes the change must hear how it went.
+        let remains = self.brought.drain(..).map(|brought| brought.attach.attachment).collect();
+        let _ = shared.upkeep.send(Upkeep::Left(remains));
+        self.entered.drain(..).for_each(|route| shared.end_route(route));
     }
 }
 

@@ -19,7 +19,7 @@ impl World {
     /// The route `r` with settings of a request.
     fn with(&self, settings: Value) -> Result<Arc<ServedRoute>, VariantError> {
         let route = self.engine.route("r").unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         match route.settings_with(object(settings)).unwrap() {
             None => Ok(route),
             Some(settings) => runtime.block_on(self.engine.variant(&route, &settings)),
@@ -198,7 +198,7 @@ fn variants_go_with_their_route() {
     assert_eq!((text(&mut running), text(&mut anew)), (alone(3, LONG), alone(3, 60)));
     // Whoever has prepared a request for the old one can have it still.
     let settings = old.settings_with(object(json!({"tokens": 4}))).unwrap().unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let late = runtime.block_on(world.engine.variant(&old, &settings)).unwrap();
     assert_eq!(text(&mut world.submit_to(&late, 60)), alone(4, 60));
     drop((late, old));
@@ -254,6 +254,22 @@ fn hooks_that_hang_let_no_variants_come() {
     two.holds.set(None);
     wait_for(|| id(70).is_ok());
     wait_for(|| two.instances() == 6);
+}
+
+/// The first of two instances is there when the second is refused.
+#[test]
+fn half_a_variant_that_hangs_in_its_drop_holds_nobody_up() {
+    let world = World::new(0);
+    let two = Every::new(2).letting(&["tokens"], 2);
+    world.set(&[("r", &two)]).unwrap();
+    two.holds.set(Some(Hook::Drop));
+    assert!(matches!(world.tokens(0), Err(VariantError::Refused(_))));
+    assert_eq!(world.engine.route("r").unwrap().variants(), 0);
+    wait_for(|| two.holds.waits());
+    assert_eq!(two.instances(), 3);
+    two.holds.set(None);
+    wait_for(|| two.instances() == 2);
+    assert_eq!(text(&mut world.submit_to(&world.tokens(3).unwrap(), 20)), alone(3, 20));
 }
 
 /// More settings than there is place for, asked for at random while the route changes.
