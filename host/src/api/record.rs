@@ -103,7 +103,7 @@ impl Record {
         PROBES.contains(&self.path.as_str())
     }
 
-    fn log(&self, status: u16, now: Instant) {
+    fn log(&self, status: u16, now: Instant, traced: bool) {
         let ms = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
         let facts = self.facts();
         let first = facts.first_token.map(|first| ms(first.saturating_duration_since(self.began)));
@@ -120,7 +120,7 @@ impl Record {
                     total_ms = total,
                     error = facts.error,
                     client = facts.client.as_ref().map(tracing::field::display),
-                    trace_id = self.trace.as_ref().map(Origin::trace_id),
+                    trace_id = self.trace.as_ref().filter(|_| traced).map(Origin::trace_id),
                     "request"
                 )
             };
@@ -188,6 +188,11 @@ pub async fn every_request(State(state): State<Arc<AppState>>, request: Request,
     response.map(|body| Body::new(Told { body, end }))
 }
 
+/// By the status of the head: whoever asked may not, or asked for nothing that is here.
+fn is_refusal(status: u16, admitted: bool) -> bool {
+    matches!(status, 401 | 404 | 429) || (!admitted && (400..CLIENT_LEFT).contains(&status))
+}
+
 /// Tells of the request when dropped.
 struct End {
     record: Arc<Record>,
@@ -213,8 +218,11 @@ impl Drop for End {
         }
         state.counts.answered(if record.known_path { &record.path } else { NO_PATH }, status);
         let ended = Instant::now();
-        record.log(status, ended);
-        if let Some(traces) = state.traces.as_ref().filter(|_| record.trace.is_some()) {
+        let refused = is_refusal(self.status, record.facts().client.is_some());
+        let traces = state.traces.as_ref().zip(record.trace.as_ref());
+        let traces = traces.filter(|(traces, origin)| !refused || traces.keeps_refused(origin));
+        record.log(status, ended, traces.is_some());
+        if let Some((traces, _)) = traces {
             traces.end(Finished { record: record.clone(), status, ended });
         }
     }
@@ -250,6 +258,22 @@ impl HttpBody for Told {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refusals() {
+        for (status, admitted, refused) in [
+            (401, false, true),
+            (404, true, true),
+            (429, true, true),
+            (400, false, true),
+            (400, true, false),
+            (499, false, false),
+            (200, false, false),
+            (503, true, false),
+        ] {
+            assert_eq!(is_refusal(status, admitted), refused, "{status}, {admitted}");
+        }
+    }
 
     #[test]
     fn ids_are_printable_and_short() {

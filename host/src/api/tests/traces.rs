@@ -1,5 +1,6 @@
 //! Traces at a collector.
 
+use std::io::{ErrorKind, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
@@ -116,8 +117,9 @@ fn traced(text: &str, options: Options, settings: &TraceSettings) -> Server {
     server
 }
 
-async fn flush(server: &Server) {
-    server.state.traces.as_ref().unwrap().flush(PATIENCE).await;
+/// How many spans were lost at it.
+async fn flush(server: &Server) -> u64 {
+    server.state.traces.as_ref().unwrap().flush(PATIENCE).await
 }
 
 async fn ask(server: &Server, path: &str, body: &Value, traceparent: &str) -> Response<Body> {
@@ -186,7 +188,13 @@ async fn whom_the_client_and_the_share_leave_out() {
     for parent in [&format!("00-{TRACE}-{PARENT}-00"), &format!("00-{TRACE}-{PARENT}-01"), "nonsense"] {
         text_of(ask(&server, "/v1/completions", &body, parent).await).await;
     }
-    text_of(server.send(Request::get("/health").body(Body::empty()).unwrap()).await).await;
+    let parent = format!("00-{TRACE}-{PARENT}-01");
+    let probe = Request::get("/health").header("traceparent", &parent).body(Body::empty()).unwrap();
+    text_of(server.send(probe).await).await;
+    // Whoever is refused decides nothing.
+    let refused = ask(&server, "/v1/completions", &json!({"model": "none", "prompt": "x"}), &parent).await;
+    assert_eq!(refused.status(), StatusCode::NOT_FOUND);
+    text_of(refused).await;
     let found = scrape(&server).await;
     assert_eq!(found["tokenrouter_trace_spans_total{outcome=\"dropped\"}"], 0.0);
     flush(&server).await;
@@ -235,10 +243,11 @@ async fn a_collector_that_is_down_disturbs_nobody() {
     let settings = TraceSettings { endpoint, sample: 1.0, service_name: "here".into() };
     let server = traced("one two", Options::default(), &settings);
     let usage = server.ok("/v1/completions", completion()).await["usage"].clone();
-    flush(&server).await;
+    let lost = flush(&server).await;
     let found = scrape(&server).await;
     let spans = 1.0 + usage["completion_tokens"].as_f64().unwrap();
     assert_eq!(found["tokenrouter_trace_spans_total{outcome=\"dropped\"}"], spans);
+    assert_eq!(lost as f64, spans);
     assert_eq!(found["tokenrouter_trace_spans_total{outcome=\"sent\"}"], 0.0);
     assert_eq!(found["tokenrouter_trace_spans_waiting"], 0.0);
     // After the last spans there are no more, and still answers.
@@ -274,15 +283,39 @@ async fn a_collector_that_refuses_is_not_asked_again() {
 }
 
 #[tokio::test]
+async fn an_answer_that_is_too_long_is_an_answer() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = Destination::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+    let router = Router::new().route("/v1/traces", posted(async || "x".repeat(100_000)));
+    tokio::spawn(axum_serve(listener, router));
+    let settings = TraceSettings { endpoint, sample: 1.0, service_name: "here".into() };
+    let server = traced("one", Options::default(), &settings);
+    server.ok("/v1/completions", completion()).await;
+    assert_eq!(flush(&server).await, 0);
+    assert!(scrape(&server).await["tokenrouter_trace_spans_total{outcome=\"sent\"}"] > 1.0);
+}
+
+#[tokio::test]
 async fn the_end_does_not_wait_for_a_collector_that_hangs() {
-    // It never accepts, and the kernel does for it.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = Destination::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
     let settings = TraceSettings { endpoint, sample: 1.0, service_name: "here".into() };
     let server = traced("one", Options::default(), &settings);
     server.ok("/v1/completions", completion()).await;
+    // It takes the connection and answers nothing.
+    let mut stream = listener.accept().await.unwrap().0.into_std().unwrap();
     assert!(scrape(&server).await["tokenrouter_trace_spans_waiting"] > 1.0);
     server.state.traces.as_ref().unwrap().flush(Duration::from_millis(10)).await;
+    // The message may be there, but not its end, with which the sender would have given up by itself.
+    let mut part = [0; 4096];
+    let end = loop {
+        match stream.read(&mut part) {
+            Ok(0) => break None,
+            Ok(_) => {}
+            Err(error) => break Some(error.kind()),
+        }
+    };
+    assert_eq!(end, Some(ErrorKind::WouldBlock), "the end waited for the collector");
     let found = scrape(&server).await;
     assert!(found["tokenrouter_trace_spans_total{outcome=\"dropped\"}"] > 1.0);
     assert_eq!(found["tokenrouter_trace_spans_waiting"], 0.0);

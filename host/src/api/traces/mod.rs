@@ -7,6 +7,8 @@
 //! The types, the rules of sampling and the encoding are those of OpenTelemetry's crates. Queue and sender are our own:
 //! theirs do not tell how much they drop, and read environment variables behind the configuration's back.
 
+#[cfg(feature = "otel")]
+mod context;
 mod destination;
 #[cfg(not(feature = "otel"))]
 mod off;

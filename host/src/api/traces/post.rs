@@ -3,15 +3,17 @@
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::http::{Request, StatusCode, header};
+use axum::http::{HeaderMap, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse;
 use prost::Message;
 use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout_at};
 
 use super::Destination;
+use crate::plain::{plain, short};
 
 /// For everything from the connection to the last byte of the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -24,11 +26,13 @@ pub struct Unsent {
     pub why: String,
     /// It may arrive if it is sent again.
     pub again: bool,
+    /// When, as the collector wishes.
+    pub after: Option<Duration>,
 }
 
 impl Unsent {
     fn unreached(error: impl std::fmt::Display) -> Self {
-        Self { why: error.to_string(), again: true }
+        Self { why: error.to_string(), again: true, after: None }
     }
 }
 
@@ -41,49 +45,53 @@ pub struct Rejected {
 
 /// Send `body`, on a connection of its own.
 pub async fn post(endpoint: &Destination, body: Bytes) -> Result<Rejected, Unsent> {
+    let deadline = Instant::now() + PATIENCE;
     let late = |_| Unsent::unreached(format_args!("no answer within {} s", PATIENCE.as_secs()));
-    let (status, answer) = tokio::time::timeout(PATIENCE, exchange(endpoint, body)).await.map_err(late)??;
-    judge(status, &answer)
-}
-
-async fn exchange(endpoint: &Destination, body: Bytes) -> Result<(StatusCode, Bytes), Unsent> {
     let request = Request::post(endpoint.path.as_str())
         .header(header::HOST, endpoint.authority.as_str())
         .header(header::CONTENT_TYPE, "application/x-protobuf")
         .header(header::USER_AGENT, concat!("tokenrouter/", env!("CARGO_PKG_VERSION")))
         .header(header::CONNECTION, "close")
         .body(Full::new(body))
-        .map_err(|error| Unsent { why: error.to_string(), again: false })?;
-    let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await.map_err(Unsent::unreached)?;
+        .map_err(|error| Unsent { why: error.to_string(), again: false, after: None })?;
+    let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port));
+    let stream = timeout_at(deadline, stream).await.map_err(late)?.map_err(Unsent::unreached)?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(Unsent::unreached)?;
     let answer = async {
-        let (head, body) = sender.send_request(request).await.map_err(Unsent::unreached)?.into_parts();
-        let body = Limited::new(body, MOST_BYTES).collect().await.map_err(Unsent::unreached)?;
-        Ok((head.status, body.to_bytes()))
+        let answer = timeout_at(deadline, sender.send_request(request)).await.map_err(late)?;
+        let (head, body) = answer.map_err(Unsent::unreached)?.into_parts();
+        judge(head.status, &head.headers)?;
+        // The message was taken, so it is not sent again even if the rest cannot be read.
+        let body = timeout_at(deadline, Limited::new(body, MOST_BYTES).collect()).await;
+        let body = body.ok().and_then(Result::ok).map(|body| body.to_bytes());
+        Ok(rejected(&body.unwrap_or_default()))
     };
     let mut answer = std::pin::pin!(answer);
-    // The connection may be over as soon as all of the answer is there.
+    // The connection may be over as soon as all of the answer is there. Its error is the answer's, too.
     tokio::select! {
         biased;
         answer = &mut answer => answer,
-        ended = connection => match ended {
-            Ok(()) => answer.await,
-            Err(error) => Err(Unsent::unreached(error)),
-        },
+        _ = connection => answer.await,
     }
 }
 
-/// What the protocol says of an answer.
-fn judge(status: StatusCode, answer: &[u8]) -> Result<Rejected, Unsent> {
-    if !status.is_success() {
-        let again = matches!(status.as_u16(), 429 | 502 | 503 | 504);
-        return Err(Unsent { why: format!("status {}", status.as_u16()), again });
+/// What the protocol says of an answer by its head.
+fn judge(status: StatusCode, headers: &HeaderMap) -> Result<(), Unsent> {
+    if status.is_success() {
+        return Ok(());
     }
+    let again = matches!(status.as_u16(), 429 | 502 | 503 | 504);
+    let after = headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    Err(Unsent { why: format!("status {}", status.as_u16()), again, after: after.map(Duration::from_secs) })
+}
+
+/// What it says by its body, where the message was taken.
+fn rejected(answer: &[u8]) -> Rejected {
     let partial = ExportTraceServiceResponse::decode(answer).ok().and_then(|answer| answer.partial_success);
-    Ok(partial.map_or_else(Rejected::default, |partial| Rejected {
+    partial.map_or_else(Rejected::default, |partial| Rejected {
         spans: usize::try_from(partial.rejected_spans).unwrap_or(0),
-        why: partial.error_message,
-    }))
+        why: short(&plain(&partial.error_message)),
+    })
 }
 
 #[cfg(test)]
@@ -94,15 +102,21 @@ mod tests {
 
     #[test]
     fn what_answers_mean() {
-        let judged = |status: u16, answer: &[u8]| judge(StatusCode::from_u16(status).unwrap(), answer);
-        assert_eq!(judged(200, b""), Ok(Rejected::default()));
+        assert_eq!(rejected(b""), Rejected::default());
         // Some collectors answer in JSON whatever they were asked in.
-        assert_eq!(judged(202, b"{}"), Ok(Rejected::default()));
-        let partial = ExportTracePartialSuccess { rejected_spans: 3, error_message: "old".into() };
+        assert_eq!(rejected(b"{}"), Rejected::default());
+        let partial = ExportTracePartialSuccess { rejected_spans: 3, error_message: "o\nld".into() };
         let answer = ExportTraceServiceResponse { partial_success: Some(partial) }.encode_to_vec();
-        assert_eq!(judged(200, &answer), Ok(Rejected { spans: 3, why: "old".into() }));
+        assert_eq!(rejected(&answer), Rejected { spans: 3, why: "o\\nld".into() });
+        let judged = |status: u16, headers| judge(StatusCode::from_u16(status).unwrap(), &headers);
+        assert_eq!(judged(202, HeaderMap::new()), Ok(()));
         for (status, again) in [(429, true), (503, true), (400, false), (404, false), (500, false)] {
-            assert_eq!(judged(status, b""), Err(Unsent { why: format!("status {status}"), again }));
+            let unsent = Unsent { why: format!("status {status}"), again, after: None };
+            assert_eq!(judged(status, HeaderMap::new()), Err(unsent));
+        }
+        for (value, after) in [("7", Some(7)), ("Mon, 02 Jan 2023 00:00:00 GMT", None), ("-1", None)] {
+            let headers = [(header::RETRY_AFTER, value.parse().unwrap())].into_iter().collect();
+            assert_eq!(judged(503, headers).unwrap_err().after, after.map(Duration::from_secs), "{value}");
         }
     }
 }

@@ -7,7 +7,7 @@ use axum::body::Bytes;
 use tokio::sync::watch;
 
 use super::post::post;
-use super::queue::Queue;
+use super::queue::{Queue, Size};
 use super::spans::Encoder;
 use super::{Destination, Finished, TraceSettings};
 
@@ -37,8 +37,8 @@ impl Sender {
     pub async fn run(mut self) {
         loop {
             self.gather().await;
-            while let Some((requests, spans)) = self.queue.take() {
-                self.deliver(requests, spans).await;
+            while let Some((requests, size)) = self.queue.take() {
+                self.deliver(requests, size).await;
             }
             if self.is_last() {
                 return;
@@ -71,15 +71,15 @@ impl Sender {
     }
 
     /// Send a batch, again and again where that may help. At the end there is one attempt.
-    async fn deliver(&mut self, requests: Vec<Finished>, spans: usize) {
+    async fn deliver(&mut self, requests: Vec<Finished>, size: Size) {
         let body = Bytes::from(self.encoder.message(&requests));
         drop(requests);
         let mut pause = FIRST_PAUSE;
         loop {
             match post(&self.endpoint, body.clone()).await {
                 Ok(rejected) => {
-                    let dropped = rejected.spans.min(spans);
-                    self.queue.settle(spans - dropped, dropped);
+                    let dropped = rejected.spans.min(size.spans);
+                    self.queue.settle(size, dropped);
                     let why =
                         (dropped > 0).then(|| format!("the collector rejected {dropped} spans: {}", rejected.why));
                     return self.tell(why.as_deref());
@@ -87,14 +87,15 @@ impl Sender {
                 Err(unsent) => {
                     let again = unsent.again && !self.is_last();
                     if !again {
-                        self.queue.settle(0, spans);
+                        self.queue.settle(size, size.spans);
                     }
                     self.tell(Some(&unsent.why));
                     if !again {
                         return;
                     }
                     // With the end comes the last attempt.
-                    let _ = tokio::time::timeout(pause, ended(&mut self.ending)).await;
+                    let wished = unsent.after.filter(|after| *after <= LONGEST_PAUSE).unwrap_or_default();
+                    let _ = tokio::time::timeout(pause.max(wished), ended(&mut self.ending)).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }

@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 use axum::http::Method;
-use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status};
+use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceState};
 use opentelemetry::{Array, InstrumentationScope, KeyValue, StringValue, Value};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
@@ -72,7 +72,8 @@ impl Encoder {
                 ids.new_span_id(),
                 origin.context.trace_flags(),
                 false,
-                origin.context.trace_state().clone(),
+                // The client's list is with the request's span, once.
+                TraceState::NONE,
             ),
             parent_span_id: origin.context.span_id(),
             parent_span_is_remote: false,

@@ -6,28 +6,32 @@ use std::time::{Duration, Instant, SystemTime};
 
 use axum::http::{HeaderMap, Uri};
 use opentelemetry::Context;
-use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry::trace::{SpanContext, SpanKind, TraceContextExt, TraceFlags};
-use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, Sampler, SamplingDecision, ShouldSample};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::queue::Queue;
+use super::context;
+use super::queue::{Queue, Size};
 use super::sender::Sender;
 use super::{Finished, TraceSettings};
+use crate::api::record::Record;
 use crate::metrics::text::Exposition;
 
-/// Spans that wait or are being sent. One takes less than 100 bytes here.
-const MOST_SPANS: usize = 16_384;
-/// Spans of one message to the collector.
-const BATCH: usize = 2048;
+/// What waits or is being sent.
+const MOST: Size = Size { spans: 16_384, bytes: 32 << 20 };
+/// One message to the collector.
+const BATCH: Size = Size { spans: 2048, bytes: 4 << 20 };
+/// About what a span has without texts of clients, in a message; it is less while it waits.
+const SPAN_BYTES: usize = 512;
 /// Characters of a path in a span.
 const LONGEST_PATH: usize = 200;
 
 /// Traces requests, until dropped.
 pub struct Traces {
     sampler: Sampler,
+    /// For requests whose client does not decide.
+    share: Sampler,
     queue: Arc<Queue<Finished>>,
     /// Tells the sender that nothing more comes.
     last: watch::Sender<bool>,
@@ -50,17 +54,18 @@ pub struct Origin {
 impl Traces {
     /// Within a runtime.
     pub fn start(settings: &TraceSettings) -> Option<Self> {
-        let queue = Arc::new(Queue::new(MOST_SPANS, BATCH));
+        let queue = Arc::new(Queue::new(MOST, BATCH));
         let (last, ending) = watch::channel(false);
         let sender = tokio::spawn(Sender::new(settings, queue.clone(), ending).run());
-        let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(settings.sample)));
-        Some(Self { sampler, queue, last, sender: Mutex::new(Some(sender)) })
+        let share = Sampler::TraceIdRatioBased(settings.sample);
+        let sampler = Sampler::ParentBased(Box::new(share.clone()));
+        Some(Self { sampler, share, queue, last, sender: Mutex::new(Some(sender)) })
     }
 
     /// A request begins. `None` if it is not traced.
     pub(in crate::api) fn begin(&self, headers: &HeaderMap, uri: &Uri, at: Instant) -> Option<Origin> {
-        let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
-        let parent = context.span().span_context().clone();
+        let parent = context::parent(headers).unwrap_or(SpanContext::NONE);
+        let context = Context::new().with_remote_span_context(parent.clone());
         let ids = RandomIdGenerator::default();
         let trace_id = if parent.is_valid() { parent.trace_id() } else { ids.new_trace_id() };
         let sampled = self.sampler.should_sample(Some(&context), trace_id, "", &SpanKind::Server, &[], &[]);
@@ -77,14 +82,26 @@ impl Traces {
         })
     }
 
-    /// A request that is traced has ended.
-    pub(in crate::api) fn end(&self, finished: Finished) {
-        let visits = finished.record.facts().visits.as_ref().map_or(0, |visits| visits.kept.len());
-        self.queue.put(finished, 1 + visits);
+    /// Whether a request that was refused is traced all the same: a client that may not ask decides nothing.
+    pub(in crate::api) fn keeps_refused(&self, origin: &Origin) -> bool {
+        if !origin.parent.is_sampled() {
+            return true;
+        }
+        // The client has chosen its trace's id, so the share is drawn with another.
+        let id = RandomIdGenerator::default().new_trace_id();
+        let drawn = self.share.should_sample(None, id, "", &SpanKind::Server, &[], &[]);
+        drawn.decision == SamplingDecision::RecordAndSample
     }
 
-    /// Send what waits, for so long at most. Later requests are not traced any more.
-    pub async fn flush(&self, within: Duration) {
+    /// A request that is traced has ended.
+    pub(in crate::api) fn end(&self, finished: Finished) {
+        let size = size(&finished.record);
+        self.queue.put(finished, size);
+    }
+
+    /// Send what waits, for so long at most. Later requests are not traced any more. Returns how many spans are lost.
+    pub async fn flush(&self, within: Duration) -> u64 {
+        let before = self.queue.dropped.read();
         self.last.send_replace(true);
         let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(sender) = sender {
@@ -94,11 +111,12 @@ impl Traces {
                 abort.abort();
             }
         }
-        let left = self.queue.open();
         self.queue.close();
-        if left > 0 {
-            tracing::warn!(spans = left, "traces: the collector did not take the last spans in time; they are lost");
+        let lost = self.queue.dropped.read() - before;
+        if lost > 0 {
+            tracing::warn!(spans = lost, "traces: the collector did not take the last spans; they are lost");
         }
+        lost
     }
 
     pub(in crate::api) fn write_metrics(&self, out: &mut Exposition) {
@@ -130,17 +148,18 @@ impl Origin {
     }
 }
 
-/// Headers as the propagator reads them. One that comes twice says nothing.
-struct Headers<'a>(&'a HeaderMap);
-
-impl Extractor for Headers<'_> {
-    fn get(&self, key: &str) -> Option<&str> {
-        let mut values = self.0.get_all(key).iter();
-        let value = values.next().filter(|_| values.next().is_none());
-        value.and_then(|value| value.to_str().ok())
+/// About what its spans take, while they wait and in a message.
+fn size(record: &Record) -> Size {
+    let facts = record.facts();
+    let mut spans = 1;
+    let mut texts = record.id.len() + record.path.len();
+    texts += record.trace.as_ref().map_or(0, |origin| origin.path.len() + origin.context.trace_state().header().len());
+    texts += [&facts.model, &facts.policy, &facts.answer].into_iter().flatten().map(String::len).sum::<usize>();
+    if let Some(visits) = &facts.visits {
+        spans += visits.kept.len();
+        let name = |model: usize| visits.names.get(model).map_or(0, String::len);
+        // In the name of the span and in an attribute.
+        texts += visits.kept.iter().map(|visit| 2 * name(visit.model.index())).sum::<usize>();
     }
-
-    fn keys(&self) -> Vec<&str> {
-        self.0.keys().map(axum::http::HeaderName::as_str).collect()
-    }
+    Size { spans, bytes: spans * SPAN_BYTES + texts }
 }
