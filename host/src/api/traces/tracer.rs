@@ -64,11 +64,13 @@ impl Traces {
 
     /// A request begins. `None` if it is not traced.
     pub(in crate::api) fn begin(&self, headers: &HeaderMap, uri: &Uri, at: Instant) -> Option<Origin> {
-        let parent = context::parent(headers).unwrap_or(SpanContext::NONE);
-        let context = Context::new().with_remote_span_context(parent.clone());
+        let parent = context::parent(headers);
+        // A context with a span, even with none that is valid, would be a parent that does not sample.
+        let context = parent.clone().map(|parent| Context::new().with_remote_span_context(parent));
+        let parent = parent.unwrap_or(SpanContext::NONE);
         let ids = RandomIdGenerator::default();
         let trace_id = if parent.is_valid() { parent.trace_id() } else { ids.new_trace_id() };
-        let sampled = self.sampler.should_sample(Some(&context), trace_id, "", &SpanKind::Server, &[], &[]);
+        let sampled = self.sampler.should_sample(context.as_ref(), trace_id, "", &SpanKind::Server, &[], &[]);
         if sampled.decision != SamplingDecision::RecordAndSample {
             return None;
         }
