@@ -237,28 +237,4 @@ mod tests {
         assert_eq!((error.status.as_u16(), error.code), (500, "internal_error"));
         assert!(!error.message.contains("secret") && !error.message.contains("panic"), "{}", error.message);
     }
-
-    #[tokio::test]
-    async fn a_client_that_leaves_in_the_queue_costs_nothing() {
-        let line = Arc::new(Waiting::for_work(1, None));
-        let busy = line.turn().await.unwrap();
-        let (ran, runs) = std::sync::mpsc::channel();
-        {
-            let mut waiting = Box::pin(async {
-                let work = move || {
-                    ran.send(()).unwrap();
-                    Ok(())
-                };
-                during(line.turn().await.unwrap(), work).await
-            });
-            assert!(futures_poll(waiting.as_mut()).is_pending());
-        }
-        drop(busy);
-        during(line.turn().await.unwrap(), || Ok(())).await.unwrap();
-        assert!(runs.try_recv().is_err());
-    }
-
-    fn futures_poll<F: Future>(future: std::pin::Pin<&mut F>) -> std::task::Poll<F::Output> {
-        future.poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
-    }
 }

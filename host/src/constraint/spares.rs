@@ -28,9 +28,10 @@ struct Kept {
 }
 
 impl Spares {
-    /// Of a form with a parser of so many bytes.
+    /// Of a form with a parser of so many bytes. One beyond the limit has none.
     pub fn new(bytes: usize) -> Self {
-        Self { room: bytes.saturating_mul(MOST).min(MOST_BYTES), kept: Mutex::default() }
+        let room = if bytes > MOST_BYTES { 0 } else { bytes.saturating_mul(MOST).min(MOST_BYTES) };
+        Self { room, kept: Mutex::default() }
     }
 
     /// Most bytes of all of them.

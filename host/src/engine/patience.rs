@@ -114,7 +114,7 @@ impl Makers {
             drop((monitor, at_work));
             // Where nobody waits it is dropped, on this thread.
             if let Err(unwanted) = done.send(policy) {
-                tracing::warn!("`create` of a plugin has come back after its reload was given up");
+                tracing::warn!("`create` of a plugin has come back after what needed it was given up");
                 drop(unwanted);
             }
         };
@@ -127,7 +127,7 @@ impl Makers {
                 route,
                 model,
                 seconds,
-                "the plugin has not come back from `create` or `requirements`; the start, or the reload, waits for it"
+                "the plugin has not come back from `create` or `requirements`; the start, the reload or the request waits for it"
             );
         };
         match wait(&result, self.limit, moments(), tell) {

@@ -1,10 +1,10 @@
 //! Routes with other settings, for requests that ask for them. A variant is a route of its own beside the one that it
 //! is of: made when it is first asked for, and given up for another when nobody uses it.
 
-use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use serde_json::{Map, Value};
 use tokio::sync::watch;
@@ -109,8 +109,8 @@ enum State {
 enum Found {
     Ready(Arc<ServedRoute>),
     Making(watch::Receiver<Outcome>),
-    /// Nobody makes it yet. With one whose policy failed, which it takes the place of.
-    New(watch::Sender<Outcome>, watch::Receiver<Outcome>, Option<Arc<ServedRoute>>),
+    /// Nobody makes it yet.
+    New(watch::Sender<Outcome>, watch::Receiver<Outcome>),
     Full,
 }
 
@@ -123,7 +123,6 @@ impl Slots {
     /// Idle ones stay until another is there in their place: settings that no policy takes push nobody out.
     fn find(&mut self, key: &str, most: usize) -> Found {
         self.clock += 1;
-        let mut failed = None;
         if let Some(place) = self.all.iter().position(|slot| slot.key == key) {
             let idle = is_idle(&self.all[place]);
             let slot = &mut self.all[place];
@@ -134,9 +133,8 @@ impl Slots {
                 State::Ready(route) if !(idle && route.has_failed() && route.disabled().is_none()) => {
                     return Found::Ready(route.clone());
                 }
-                State::Ready(route) => failed = Some(route.clone()),
+                State::Ready(_) => drop(self.all.swap_remove(place)),
             }
-            self.all.swap_remove(place);
         }
         if self.all.iter().filter(|slot| !is_idle(slot)).count() >= most {
             return Found::Full;
@@ -144,29 +142,23 @@ impl Slots {
         let (sender, outcome) = watch::channel(None);
         let state = State::Making(outcome.clone());
         self.all.push(Slot { key: key.to_owned(), used: self.clock, state });
-        Found::New(sender, outcome, failed)
+        Found::New(sender, outcome)
     }
 
-    /// What was being made is there, or is to be forgotten. Returns those that make place for it; one that has come into
-    /// use meanwhile makes none.
-    fn settle(&mut self, key: &str, route: Option<&Arc<ServedRoute>>, most: usize) -> Vec<Arc<ServedRoute>> {
+    /// What was being made is there, or is to be forgotten. The longest idle one makes place for it. Where all others
+    /// have come into use meanwhile it is not kept, but for those who wait for it.
+    fn settle(&mut self, key: &str, made: Option<&Arc<ServedRoute>>, most: usize) {
         let making = |slot: &Slot| slot.key == key && matches!(slot.state, State::Making(_));
-        let Some(place) = self.all.iter().position(making) else { return Vec::new() };
-        let Some(route) = route else {
-            self.all.swap_remove(place);
-            return Vec::new();
+        let Some(place) = self.all.iter().position(making) else { return };
+        self.all[place].state = match made {
+            Some(route) => State::Ready(route.clone()),
+            None => return drop(self.all.swap_remove(place)),
         };
-        self.all[place].state = State::Ready(route.clone());
-        let mut left = Vec::new();
-        let ready = self.all.iter().filter(|slot| matches!(slot.state, State::Ready(_))).count();
-        for _ in most..ready {
+        if self.all.iter().filter(|slot| matches!(slot.state, State::Ready(_))).count() > most {
             let idle = self.all.iter().enumerate().filter(|(_, slot)| is_idle(slot));
-            let Some((longest, _)) = idle.min_by_key(|(_, slot)| slot.used) else { break };
-            if let State::Ready(route) = self.all.swap_remove(longest).state {
-                left.push(route);
-            }
+            let longest = idle.min_by_key(|(_, slot)| slot.used).map(|(place, _)| place);
+            self.all.swap_remove(longest.unwrap_or(place));
         }
-        left
     }
 }
 
@@ -184,6 +176,13 @@ impl Variants {
     /// Each change of them is whole, so a panic elsewhere cannot spoil them.
     fn slots(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, fault: impl fmt::Display) {
+        let untold = self.faults.lock().unwrap_or_else(PoisonError::into_inner).tell(Instant::now());
+        if let Some(untold) = untold {
+            tracing::error!(untold, "settings of a request could not be taken: {fault}");
+        }
     }
 
     fn known(&self, key: &str) -> bool {
@@ -268,8 +267,7 @@ impl Drop for Making {
         let failed = || Err(VariantError::Failed { route: self.of.name.clone() });
         let outcome = self.outcome.take().unwrap_or_else(failed);
         let most = self.of.overrides.max_variants;
-        let left = self.of.variants.slots().settle(&self.asked.key, outcome.as_ref().ok(), most);
-        drop(left);
+        self.of.variants.slots().settle(&self.asked.key, outcome.as_ref().ok(), most);
         let _ = self.sender.send(Some(outcome));
     }
 }
@@ -289,21 +287,23 @@ impl Engine {
             Found::Ready(route) => return Ok(route),
             Found::Making(outcome) => outcome,
             Found::Full => return Err(VariantError::Full { route, most }),
-            Found::New(sender, outcome, failed) => {
-                drop(failed);
-                let making = Making { of: of.clone(), asked: asked.clone(), sender, outcome: None };
+            Found::New(sender, outcome) => {
+                // If its thread does not start.
+                let outset = Some(Err(VariantError::NotTaken { route: route.clone() }));
+                let making = Making { of: of.clone(), asked: asked.clone(), sender, outcome: outset };
                 let workshop = Workshop { makers: self.workshop.makers.for_requests(), ..self.workshop.clone() };
                 // It waits for models and plugins.
                 let thread = std::thread::Builder::new().name("variant".into());
                 if let Err(error) = thread.spawn(move || workshop.fill(making)) {
-                    tracing::error!(route, %error, "the thread that makes a variant of a route cannot be started");
+                    of.variants.tell(format_args!("route `{route}`: the thread for it cannot be started: {error}"));
                 }
                 outcome
             }
         };
-        // Each `create` has so long. What comes after may hang as well, where nobody looks.
+        // Each `create` has so long, and so has each model that takes what it made. Nobody looks after the rest.
         let limit = self.workshop.makers.limit.unwrap_or(PATIENCE);
-        let Ok(made) = tokio::time::timeout(limit + limit / 4, outcome.wait_for(Option::is_some)).await else {
+        let limit = (limit + PATIENCE) * (of.models.len() as u32 + 1);
+        let Ok(made) = tokio::time::timeout(limit, outcome.wait_for(Option::is_some)).await else {
             return Err(VariantError::Hung { route });
         };
         let made = made.ok().and_then(|made| made.clone());
@@ -313,6 +313,7 @@ impl Engine {
 
 impl Workshop {
     fn fill(&self, mut making: Making) {
+        making.outcome = None;
         let Making { of, asked, .. } = &making;
         let Some(base) = &of.variants.base else { return };
         let outcome = self.refuse_backlog(of, &base.setup).and_then(|()| {
@@ -361,10 +362,7 @@ fn told(error: &StartError, of: &ServedRoute) -> VariantError {
         StartError::NotTaken { .. } => VariantError::NotTaken { route },
         _ => VariantError::Failed { route },
     };
-    let untold = of.variants.faults.lock().unwrap_or_else(PoisonError::into_inner).tell(Instant::now());
-    if let Some(untold) = untold {
-        tracing::error!(untold, "settings of a request could not be taken: {error}");
-    }
+    of.variants.tell(error);
     answer
 }
 

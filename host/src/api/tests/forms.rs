@@ -92,10 +92,22 @@ async fn waiting_for_a_text_ends_with_the_time_of_the_answer_and_with_the_server
     let (path, body) = tokenize();
     let (answer, ()) = tokio::join!(server.json(path, body), close);
     assert_eq!(error(answer), (503, "shutting_down".into()));
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_its_turn_costs_nothing() {
+    let server = Server::saying("{}");
+    let texts = all(server.state.front.texts()).await;
+    let (ran, runs) = std::sync::mpsc::channel();
+    let work = server.state.work(move || {
+        ran.send(()).unwrap();
+        Ok(())
+    });
+    assert!(tokio::time::timeout(Duration::from_millis(20), work).await.is_err());
     drop(texts);
-    // One that needs not wait is answered still.
-    let (path, body) = tokenize();
-    server.ok(path, body).await;
+    // In the same line.
+    server.state.work(|| Ok(())).await.unwrap();
+    assert!(runs.try_recv().is_err());
 }
 
 #[tokio::test]

@@ -208,6 +208,33 @@ fn settings_that_no_policy_takes_push_nobody_out() {
     wait_for(|| two.instances() == 6);
 }
 
+/// Clients that use all that are there while others are made.
+#[test]
+fn no_more_are_kept_than_the_route_says() {
+    let world = World::new(0);
+    let two = Every::new(2).letting(&["tokens"], 1);
+    world.set(&[("r", &two)]).unwrap();
+    let mut last = 3;
+    world.settled(last);
+    for tokens in 4..10 {
+        two.holds.set(Some(Hook::Create));
+        std::thread::scope(|scope| {
+            let made = scope.spawn(|| world.tokens(tokens).unwrap());
+            wait_for(|| world.engine.route("r").unwrap().variants() == 2);
+            let used = world.tokens(last).unwrap();
+            two.holds.set(None);
+            let made = made.join().unwrap();
+            // Who asked for it has it, though there is no place.
+            assert_eq!(text(&mut world.submit_to(&made, 20)), alone(tokens, 20));
+            assert_eq!(world.engine.route("r").unwrap().variants(), 1);
+            assert_eq!(world.tokens(last).unwrap().id, used.id);
+        });
+        last = tokens;
+        wait_for(|| world.tokens(last).is_ok());
+    }
+    wait_for(|| two.instances() == 4);
+}
+
 #[test]
 fn one_whose_policy_failed_is_made_anew() {
     for on_error in [OnError::StayLocal, OnError::FailRequest] {
