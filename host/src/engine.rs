@@ -44,7 +44,7 @@ pub use stream::RequestStream;
 pub use table::{Routes, ServedRoute, VariantOf};
 use tokenrouter_plugin_api::net;
 use tokio::sync::mpsc::unbounded_channel;
-pub use variants::{OverrideError, VariantError};
+pub use variants::{OverrideError, OwnSettings, VariantError};
 use workshop::{PATIENCE, Workshop};
 
 use crate::online::{self, Pace};
@@ -149,12 +149,19 @@ pub struct RouteInfo {
     /// It is another route with these settings, and counts under its name.
     pub variant: Option<VariantOf>,
     disabled: Arc<OnceLock<RouteDisabled>>,
+    /// An instance of its policy has failed and is not called again.
+    failed: Arc<AtomicBool>,
 }
 
 impl RouteInfo {
     /// Why it takes no new requests, if so.
     pub fn disabled(&self) -> Option<&RouteDisabled> {
         self.disabled.get()
+    }
+
+    /// Whether its policy has failed at some model, where it is not called again.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
     }
 
     /// Its name, with its settings where others have the name as well: for the log alone.
@@ -252,6 +259,7 @@ impl Engine {
                 overrides: Overrides::default(),
                 variant: None,
                 disabled: Arc::default(),
+                failed: Arc::default(),
             };
             served.push(registry.enter(alone, None, &upkeep));
             for (other, of_model) in attachments.iter_mut().enumerate() {

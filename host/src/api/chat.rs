@@ -21,6 +21,7 @@ use super::shown::{RequestName, Shown};
 use super::sse::{self, Encoder};
 use super::state::{AppState, Route, unix_time};
 use super::unbuilt::{NATIVE_ONLY, elsewhere, refuse_unbuilt, special_tokens};
+use crate::engine::OwnSettings;
 use crate::request::{MAX_TOP_LOGPROBS, PromptLogprobs, Score, TokenId};
 
 const NAMES: Names = Names { max_tokens: &["max_completion_tokens", "max_tokens"], min_tokens: "min_tokens", least: 1 };
@@ -78,7 +79,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
 /// What a body asks for.
 pub(super) struct Asked {
     pub generation: Generation,
-    settings: Option<String>,
+    settings: Option<OwnSettings>,
     streaming: Streaming,
     shown: Shown,
     pub messages: Vec<Value>,

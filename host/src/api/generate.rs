@@ -25,6 +25,7 @@ use super::state::{AppState, Route};
 use super::structured;
 use super::tokenise::Prepare;
 use super::unbuilt::{OPENAI_ONLY, elsewhere, refuse_unbuilt, special_tokens};
+use crate::engine::OwnSettings;
 use crate::request::PromptLogprobs;
 
 const NAMES: Names = Names { max_tokens: &["max_new_tokens"], min_tokens: "min_new_tokens", least: 0 };
@@ -80,7 +81,7 @@ async fn answer(state: Arc<AppState>, mut fields: Fields) -> Result<Response, Ap
 pub(super) struct Asked {
     /// One a prompt; all have the same `n`.
     pub generations: Vec<Generation>,
-    settings: Option<String>,
+    settings: Option<OwnSettings>,
     logprobs: Vec<Option<Logprobs>>,
     stream: bool,
     return_routing: bool,

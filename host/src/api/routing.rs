@@ -5,12 +5,12 @@ use axum::http::StatusCode;
 use super::error::{ApiError, PLUGIN_HUNG};
 use super::reader::{Fields, nothing};
 use super::state::{AppState, Route};
-use crate::engine::{OverrideError, ServedRoute, VariantError};
+use crate::engine::{OverrideError, OwnSettings, ServedRoute, VariantError};
 
 const FIELD: &str = "routing";
 
 /// The settings in force for a request that changes those of its route, as JSON.
-pub fn settings(fields: &mut Fields, route: &ServedRoute) -> Result<Option<String>, ApiError> {
+pub fn settings(fields: &mut Fields, route: &ServedRoute) -> Result<Option<OwnSettings>, ApiError> {
     let Some(mut routing) = fields.object(FIELD)? else { return Ok(None) };
     let place = routing.name("settings");
     let settings = routing.object("settings")?;
@@ -34,7 +34,9 @@ impl AppState {
         let Some(settings) = &route.settings else { return Ok(route.served.clone()) };
         let variant = self.engine.variant(&route.served, settings).await;
         variant.map_err(|error| match &error {
-            VariantError::Full { .. } | VariantError::Leaving { .. } => ApiError::overloaded(error),
+            VariantError::Full { .. } | VariantError::Leaving { .. } | VariantError::NotTaken { .. } => {
+                ApiError::overloaded(error)
+            }
             VariantError::Refused(_) => ApiError::value("routing.settings", format!("`routing.settings`: {error}.")),
             VariantError::Hung { .. } => {
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, PLUGIN_HUNG, format!("{error}."))

@@ -89,6 +89,24 @@ impl Run {
                 told(&mut aborted).await;
             }
         };
+        let request = |route_id, prompt: Vec<TokenId>, generation: &Generation, seed, choice| {
+            // At least one, so that a prompt that leaves no room is refused by the engine with the numbers.
+            let left = (route.room as usize).saturating_sub(prompt.len()).max(1) as u32;
+            let default = options.default_max_tokens.map_or(left, |most| most.min(left));
+            NewRequest {
+                route: route_id,
+                prompt,
+                max_tokens: generation.max_tokens.unwrap_or(default),
+                sampling: generation.sampling_of(seed, choice),
+                return_signals: options.return_signals,
+                cache_salt: generation.cache_salt.clone(),
+            }
+        };
+        // Before others wait for it, or a policy is made for it. Choices of a prompt differ in their seeds alone.
+        for Ask { prompt, generation, .. } in &asks {
+            let first = request(route.served.id, prompt.clone(), generation, generation.prompt_seed(), 0);
+            state.engine.check(&first).map_err(|e| ApiError::refused(&e, options.prompt_field))?;
+        }
         let enter = async {
             let (slots, mut deadline) = state.enter(choices, prompt_tokens).await?;
             // Held until its requests hold it.
@@ -117,19 +135,9 @@ impl Run {
             };
             let from = generation.sampling.prompt_logprobs.map_or(u32::MAX, |wanted| wanted.from.max(1));
             let to_score = from.min(prompt.len() as u32)..prompt.len() as u32;
-            // At least one, so that a prompt that leaves no room is refused by the engine with the numbers.
-            let left = (route.room as usize).saturating_sub(prompt.len()).max(1) as u32;
-            let default = options.default_max_tokens.map_or(left, |most| most.min(left));
             let seed = generation.prompt_seed();
             for choice in 0..n {
-                let request = NewRequest {
-                    route: served.id,
-                    prompt: prompt.clone(),
-                    max_tokens: generation.max_tokens.unwrap_or(default),
-                    sampling: generation.sampling_of(seed, choice),
-                    return_signals: options.return_signals,
-                    cache_salt: generation.cache_salt.clone(),
-                };
+                let request = request(served.id, prompt.clone(), &generation, seed, choice);
                 submitting.push((request, ending.clone(), to_score.clone(), aborted.clone()));
             }
         }

@@ -18,7 +18,7 @@ use super::record::Record;
 use super::running::Running;
 use super::traces::Traces;
 use crate::constraint::Compiler;
-use crate::engine::{Engine, ServedRoute};
+use crate::engine::{Engine, OwnSettings, ServedRoute};
 use crate::request::TokenId;
 use crate::runner::{ModelInfo, PAGE_TOKENS};
 use crate::text::ModelText;
@@ -144,8 +144,8 @@ impl AppState {
 pub struct Route {
     /// Held, so that a request that is being prepared still finds it.
     pub served: Arc<ServedRoute>,
-    /// Settings of its policy that the request wants in place of the route's own, as JSON.
-    pub settings: Option<String>,
+    /// Settings of its policy that the request wants in place of the route's own.
+    pub settings: Option<OwnSettings>,
     pub name: String,
     /// Tokenizer and chat template of the entry model.
     pub text: Arc<ModelText>,

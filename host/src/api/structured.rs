@@ -213,10 +213,10 @@ impl AppState {
             Some(outcome) => outcome,
             None => {
                 let begun = Instant::now();
-                let turn = tokio::time::timeout(patience.turns, self.front.forms().turn()).await;
+                let turn = self.turn(self.front.forms(), "forms to compile");
+                let turn = tokio::time::timeout(patience.turns, turn).await;
                 patience.turns = patience.turns.saturating_sub(begun.elapsed());
-                let turn = turn.map_err(|_| ApiError::overloaded("other forms are being compiled"))?;
-                let turn = turn.map_err(|full| self.front.refused(full, "forms to compile"))?;
+                let turn = turn.map_err(|_| ApiError::overloaded("other forms are being compiled"))??;
                 self.compiler.compile(form.clone(), &route.text, turn, patience).await
             }
         };

@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
-use super::front::{Front, Waiting};
+use super::front::Slot;
 use super::prompt::{Echo, Encoded};
 use super::prompts::{Prompt, Prompts};
 use super::state::{AppState, Route};
@@ -26,13 +26,12 @@ pub struct Prepare {
     pub most: Option<usize>,
 }
 
-/// Do `work` when its turn comes in `line`. A client that leaves before has cost nothing.
-async fn in_turn<T, W>(front: &Front, line: &Arc<Waiting>, work: W) -> Result<T, ApiError>
+/// Do `work`, whose `turn` it is until it is done.
+async fn during<T, W>(turn: Slot, work: W) -> Result<T, ApiError>
 where
     T: Send + 'static,
     W: FnOnce() -> Result<T, ApiError> + Send + 'static,
 {
-    let turn = line.turn().await.map_err(|full| front.refused(full, "texts to read"))?;
     let task = tokio::task::spawn_blocking(move || {
         let _turn = turn;
         work()
@@ -45,13 +44,13 @@ where
 }
 
 impl AppState {
-    /// Do `work` with a text of the caller in its turn.
+    /// Do `work` with a text of the caller in its turn. A client that leaves before has cost nothing.
     pub(super) async fn work<T, W>(&self, work: W) -> Result<T, ApiError>
     where
         T: Send + 'static,
         W: FnOnce() -> Result<T, ApiError> + Send + 'static,
     {
-        in_turn(&self.front, self.front.texts(), work).await
+        during(self.turn(self.front.texts(), "texts to read").await?, work).await
     }
 
     /// Tokens of all prompts.
@@ -210,6 +209,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::api::front::Waiting;
 
     #[test]
     fn the_last_message_has_no_end() {
@@ -232,26 +232,29 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_keeps_its_words_to_itself() {
-        let front = Front::default();
-        let error = in_turn::<(), _>(&front, front.texts(), || panic!("a secret")).await.unwrap_err();
+        let turn = Arc::new(Waiting::for_work(1, None)).turn().await.unwrap();
+        let error = during::<(), _>(turn, || panic!("a secret")).await.unwrap_err();
         assert_eq!((error.status.as_u16(), error.code), (500, "internal_error"));
         assert!(!error.message.contains("secret") && !error.message.contains("panic"), "{}", error.message);
     }
 
     #[tokio::test]
     async fn a_client_that_leaves_in_the_queue_costs_nothing() {
-        let (front, line) = (Front::default(), Arc::new(Waiting::for_work(1, None)));
+        let line = Arc::new(Waiting::for_work(1, None));
         let busy = line.turn().await.unwrap();
         let (ran, runs) = std::sync::mpsc::channel();
         {
-            let mut waiting = Box::pin(in_turn(&front, &line, move || {
-                ran.send(()).unwrap();
-                Ok(())
-            }));
+            let mut waiting = Box::pin(async {
+                let work = move || {
+                    ran.send(()).unwrap();
+                    Ok(())
+                };
+                during(line.turn().await.unwrap(), work).await
+            });
             assert!(futures_poll(waiting.as_mut()).is_pending());
         }
         drop(busy);
-        in_turn(&front, &line, || Ok(())).await.unwrap();
+        during(line.turn().await.unwrap(), || Ok(())).await.unwrap();
         assert!(runs.try_recv().is_err());
     }
 

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::mask::allows;
 use super::matcher::words;
+use super::spares::Spares;
 use super::{Form, Matcher, Vocabulary};
 
 /// Most bytes of a form.
@@ -24,6 +25,9 @@ pub const MAX_REPETITIONS: usize = 2000;
 /// an end would let it write nothing else.
 const WHITESPACE: &str = r"[\x20\x09]|\x0D?\x0A[\x20\x09]{0,40}";
 
+/// Most states of the lexer of one parser.
+pub(super) const MAX_LEXER_STATES: usize = 50_000;
+
 /// Bounds of the library, for compiling and for each token.
 pub(super) fn limits() -> ParserLimits {
     ParserLimits {
@@ -31,7 +35,7 @@ pub(super) fn limits() -> ParserLimits {
         step_lexer_fuel: 200_000,
         step_max_items: 50_000,
         max_items_in_row: 2_000,
-        max_lexer_states: 50_000,
+        max_lexer_states: MAX_LEXER_STATES,
         max_grammar_size: 200_000,
         precompute_large_lexemes: true,
         // The grammar and the answer are for no message.
@@ -47,8 +51,10 @@ pub struct CompileError(pub String);
 /// A form that has been compiled for a vocabulary.
 pub struct Grammar {
     form: Form,
-    start: llguidance::Matcher,
-    texts: Arc<[u32]>,
+    /// At the start of an answer.
+    pub(super) start: TokenParser,
+    pub(super) spares: Spares,
+    pub(super) texts: Arc<[u32]>,
     bytes: usize,
 }
 
@@ -57,14 +63,14 @@ impl Grammar {
         &self.form
     }
 
-    /// Memory that it takes, about.
+    /// Memory that it takes, about, with what answers leave for later ones.
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.bytes + self.spares.room()
     }
 
-    /// At the start of an answer, apart from all others. Copies what is found out about texts on the way.
+    /// At the start of an answer, apart from all others.
     pub fn matcher(&self) -> Matcher {
-        Matcher::new(self.start.deep_clone(), Arc::clone(&self.texts))
+        Matcher::new(self.start.deep_clone(), Arc::clone(&self.texts), None)
     }
 }
 
@@ -77,10 +83,11 @@ impl std::fmt::Debug for Grammar {
 /// Compile `form` for `vocabulary`.
 pub fn compile(form: Form, vocabulary: &Vocabulary) -> Result<Grammar, CompileError> {
     let grammar = read(&form)?;
-    let parser = vocabulary.factory.create_parser(grammar).map_err(|e| refused(&words(e)))?;
-    let bytes = form.bytes() + memory(&parser);
-    let start = llguidance::Matcher::new(Ok(parser));
-    let grammar = Grammar { form, start, texts: Arc::clone(&vocabulary.texts), bytes };
+    let mut start = vocabulary.factory.create_parser(grammar).map_err(|e| refused(&words(e)))?;
+    start.start_without_prompt();
+    let bytes = form.bytes() + memory(&start);
+    let spares = Spares::new(start.parser.lexer_stats().num_bytes);
+    let grammar = Grammar { form, start, spares, texts: Arc::clone(&vocabulary.texts), bytes };
     try_out(&grammar)?;
     Ok(grammar)
 }
@@ -123,7 +130,7 @@ const NOTHING: &str = "it allows no text that this model's tokens can write, but
 
 /// Some grammars compile, and then allow no token, or cannot take one back.
 fn try_out(grammar: &Grammar) -> Result<(), CompileError> {
-    let mut parser = grammar.start.deep_clone();
+    let mut parser = llguidance::Matcher::new(Ok(grammar.start.deep_clone()));
     let nothing = || CompileError(NOTHING.into());
     let mask = match parser.compute_mask() {
         Err(_) if parser.stop_reason() == StopReason::NoExtensionBias => return Err(nothing()),

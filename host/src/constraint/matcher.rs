@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
+use llguidance::TokenParser;
+
 use super::mask::{Rules, allows};
+use super::spares::Lent;
 use crate::request::TokenId;
 
 /// The grammar cannot be followed any further. The request fails: without it nothing says what may be written.
@@ -18,11 +21,22 @@ pub struct Matcher {
     tokens: Vec<TokenId>,
     /// Tokens with a text, as bits.
     texts: Arc<[u32]>,
+    /// Whose lexer the parser shares. It may be lent again when the parser is gone, which is dropped before it.
+    lent: Option<Arc<Lent>>,
 }
 
 impl Matcher {
-    pub(super) fn new(parser: llguidance::Matcher, texts: Arc<[u32]>) -> Self {
-        Self { parser, tokens: Vec::new(), texts }
+    pub(super) fn new(parser: TokenParser, texts: Arc<[u32]>, lent: Option<Arc<Lent>>) -> Self {
+        Self { parser: llguidance::Matcher::new(Ok(parser)), tokens: Vec::new(), texts, lent }
+    }
+
+    fn checked<T, E: std::fmt::Display>(&self, result: Result<T, E>) -> Result<T, Broken> {
+        result.map_err(|error| {
+            if let Some(lent) = &self.lent {
+                lent.spoil();
+            }
+            Broken(words(error))
+        })
     }
 
     /// Put the state behind exactly `tokens`, from wherever it is.
@@ -40,7 +54,8 @@ impl Matcher {
         if !allows(&self.texts, token) {
             return Err(Broken(format!("token {token} has no text")));
         }
-        self.parser.consume_token(token).map_err(broken)?;
+        let read = self.parser.consume_token(token);
+        self.checked(read)?;
         self.tokens.push(token);
         Ok(())
     }
@@ -48,7 +63,8 @@ impl Matcher {
     /// Take the last `count` tokens back.
     pub fn rollback(&mut self, count: usize) -> Result<(), Broken> {
         if count > 0 {
-            self.parser.rollback(count).map_err(broken)?;
+            let taken_back = self.parser.rollback(count);
+            self.checked(taken_back)?;
             self.tokens.truncate(self.tokens.len().saturating_sub(count));
         }
         Ok(())
@@ -61,7 +77,11 @@ impl Matcher {
 
     /// The tokens are an answer.
     pub fn is_accepting(&mut self) -> Result<bool, Broken> {
-        Ok(self.is_complete() || self.parser.is_accepting().map_err(broken)?)
+        if self.is_complete() {
+            return Ok(true);
+        }
+        let accepting = self.parser.is_accepting();
+        self.checked(accepting)
     }
 
     /// Fill `words` with the tokens that may come next, a bit each. An error if there is none.
@@ -69,7 +89,8 @@ impl Matcher {
         words.fill(0);
         let accepts = self.is_accepting()?;
         if !self.is_complete() {
-            let allowed = self.parser.compute_mask().map_err(broken)?;
+            let allowed = self.parser.compute_mask();
+            let allowed = self.checked(allowed)?;
             for ((word, allowed), texts) in words.iter_mut().zip(allowed.as_slice()).zip(&*self.texts) {
                 *word = allowed & texts;
             }
@@ -88,10 +109,6 @@ pub(super) fn words(error: impl std::fmt::Display) -> String {
         None => text,
         Some((end, _)) => format!("{}…", &text[..end]),
     }
-}
-
-fn broken(error: impl std::fmt::Display) -> Broken {
-    Broken(words(error))
 }
 
 impl std::fmt::Debug for Matcher {

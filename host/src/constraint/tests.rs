@@ -151,7 +151,8 @@ proptest! {
             _ => Form::json_object(),
         };
         let grammar = grammar(form);
-        let constraint = Constraint::new(Arc::new(grammar));
+        let grammar = Arc::new(grammar);
+        let constraint = Constraint::new(Arc::clone(&grammar));
         // Two models of one request, whose matchers share what they find out.
         let mut matchers = [constraint.matcher(), constraint.matcher()];
         let mut tokens: Vec<TokenId> = Vec::new();
@@ -159,17 +160,46 @@ proptest! {
             let matcher = &mut matchers[pick as usize % 2];
             tokens.truncate(tokens.len().saturating_sub(if back < 3 { 0 } else { back - 2 }));
             matcher.follow(&tokens).unwrap();
-            let mut fresh = constraint.again().matcher();
+            let mut fresh = grammar.matcher();
             fresh.follow(&tokens).unwrap();
             prop_assert_eq!(matcher.is_complete(), fresh.is_complete());
             let allowed = mask(matcher);
             prop_assert_eq!(&allowed, &mask(&mut fresh));
+            // Another answer, with what those before it have left.
+            let mut other = constraint.again().matcher();
+            prop_assert_eq!(grammar.spares.count(), 0);
+            other.follow(&tokens).unwrap();
+            prop_assert_eq!(&allowed, &mask(&mut other));
+            drop(other);
+            prop_assert_eq!(grammar.spares.count(), 1);
             let next = allowed[pick as usize / 2 % allowed.len()];
             if next != 2045 {
                 tokens.push(next);
             }
         }
     }
+}
+
+#[test]
+fn what_an_answer_leaves_is_bounded_and_whole() {
+    let grammar = Arc::new(grammar(Form::Regex("[a-z]*(foo|bar)[0-9]{2}".into())));
+    let answers = |count: usize| -> Vec<_> {
+        let constraints: Vec<_> = (0..count).map(|_| Constraint::new(Arc::clone(&grammar))).collect();
+        constraints.iter().map(Constraint::matcher).collect()
+    };
+    drop(answers(3));
+    assert_eq!(grammar.spares.count(), 3);
+    // The matcher outlives its constraint, and has it as long as it lives.
+    let mut two = answers(2);
+    assert_eq!(grammar.spares.count(), 1);
+    // One that failed is not lent again.
+    let allowed = mask(&mut two[0]);
+    let wrong = (0..2048).find(|token| allows(&grammar.texts, *token) && !allowed.contains(token)).unwrap();
+    assert!(two[0].advance(wrong).is_err());
+    drop(two);
+    assert_eq!(grammar.spares.count(), 2);
+    drop(answers(500));
+    assert!((2..500).contains(&grammar.spares.count()), "{}", grammar.spares.count());
 }
 
 /// Some thousand bytes of them took gigabytes.

@@ -75,6 +75,7 @@ impl Surroundings for AtModel {
                         step,
                         "{message}; the policy is not called again at this model, and {then}"
                     );
+                    self.shared.policy_failed(route);
                     if disables {
                         self.shared.disable(route, model, hook);
                     }

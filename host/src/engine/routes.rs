@@ -85,6 +85,7 @@ pub(super) fn describe(route: &RouteSetup, infos: &[ModelInfo]) -> Result<RouteI
         overrides: route.overrides.clone(),
         variant: None,
         disabled: Arc::default(),
+        failed: Arc::default(),
     })
 }
 

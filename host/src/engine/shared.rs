@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -156,6 +156,13 @@ impl Shared {
     pub fn route(&self, id: RouteId) -> Option<Arc<ServedRoute>> {
         let served = self.table.load().with_id(id).cloned();
         served.or_else(|| self.registry().held(id))
+    }
+
+    /// An instance of the route's policy is not called again.
+    pub fn policy_failed(&self, route: RouteId) {
+        if let Some(info) = self.registry().info(route) {
+            info.failed.store(true, Ordering::Release);
+        }
     }
 
     /// From now on the route takes no requests. Those that it has go on.

@@ -65,6 +65,7 @@ impl ServedRoute {
             overrides: Overrides::default(),
             variant: None,
             disabled: Arc::default(),
+            failed: Arc::default(),
         };
         let counted = Counted::new(Arc::default(), &info);
         Self { id, counted, info: Arc::new(info), variants: Variants::default(), upkeep: None }

@@ -1,8 +1,10 @@
 //! Routes with other settings, for requests that ask for them. A variant is a route of its own beside the one that it
 //! is of: made when it is first asked for, and given up for another when nobody uses it.
 
+use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 use tokio::sync::watch;
@@ -40,6 +42,8 @@ pub enum VariantError {
     Full { route: String, most: usize },
     #[error("variants of route `{route}` that were given up are not gone yet")]
     Leaving { route: String },
+    #[error("a model of route `{route}` does not take these settings now")]
+    NotTaken { route: String },
     /// The policy does not take these settings.
     #[error("{0}")]
     Refused(String),
@@ -54,12 +58,23 @@ pub enum VariantError {
     Failed { route: String },
 }
 
+/// Settings for a request of a route, other than the route's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnSettings {
+    /// In the form that all spellings of the same settings share.
+    key: String,
+    /// As the policy gets them, as JSON.
+    settings: String,
+}
+
 /// The variants of one route.
 #[derive(Default)]
 pub(super) struct Variants {
     /// `None`: requests may set nothing.
     base: Option<Base>,
     slots: Mutex<Slots>,
+    /// What went wrong by no fault of a request.
+    faults: Mutex<Faults>,
 }
 
 /// What variants are made from.
@@ -81,7 +96,7 @@ struct Slots {
 }
 
 struct Slot {
-    settings: String,
+    key: String,
     used: u64,
     state: State,
 }
@@ -94,49 +109,64 @@ enum State {
 enum Found {
     Ready(Arc<ServedRoute>),
     Making(watch::Receiver<Outcome>),
-    /// Nobody makes it yet. One that made place for it, if need was.
+    /// Nobody makes it yet. With one whose policy failed, which it takes the place of.
     New(watch::Sender<Outcome>, watch::Receiver<Outcome>, Option<Arc<ServedRoute>>),
     Full,
 }
 
+/// Of one that nobody has but the slots: others get it from there alone, so it stays so while they are borrowed.
+fn is_idle(slot: &Slot) -> bool {
+    matches!(&slot.state, State::Ready(route) if Arc::strong_count(route) == 1)
+}
+
 impl Slots {
-    fn find(&mut self, settings: &str, most: usize) -> Found {
+    /// Idle ones stay until another is there in their place: settings that no policy takes push nobody out.
+    fn find(&mut self, key: &str, most: usize) -> Found {
         self.clock += 1;
-        if let Some(slot) = self.all.iter_mut().find(|slot| slot.settings == settings) {
+        let mut failed = None;
+        if let Some(place) = self.all.iter().position(|slot| slot.key == key) {
+            let idle = is_idle(&self.all[place]);
+            let slot = &mut self.all[place];
             slot.used = self.clock;
-            return match &slot.state {
-                State::Making(outcome) => Found::Making(outcome.clone()),
-                State::Ready(route) => Found::Ready(route.clone()),
-            };
-        }
-        let mut left = None;
-        if self.all.len() >= most {
-            let Some(place) = self.longest_idle() else { return Found::Full };
-            if let State::Ready(route) = self.all.swap_remove(place).state {
-                left = Some(route);
+            match &slot.state {
+                State::Making(outcome) => return Found::Making(outcome.clone()),
+                // One that is disabled stays so until a reload.
+                State::Ready(route) if !(idle && route.has_failed() && route.disabled().is_none()) => {
+                    return Found::Ready(route.clone());
+                }
+                State::Ready(route) => failed = Some(route.clone()),
             }
+            self.all.swap_remove(place);
+        }
+        if self.all.iter().filter(|slot| !is_idle(slot)).count() >= most {
+            return Found::Full;
         }
         let (sender, outcome) = watch::channel(None);
         let state = State::Making(outcome.clone());
-        self.all.push(Slot { settings: settings.to_owned(), used: self.clock, state });
-        Found::New(sender, outcome, left)
+        self.all.push(Slot { key: key.to_owned(), used: self.clock, state });
+        Found::New(sender, outcome, failed)
     }
 
-    /// Others get a route from here alone, so one that nobody else holds stays so while this is borrowed.
-    fn longest_idle(&self) -> Option<usize> {
-        let idle = |slot: &Slot| matches!(&slot.state, State::Ready(route) if Arc::strong_count(route) == 1);
-        let slots = self.all.iter().enumerate().filter(|(_, slot)| idle(slot));
-        slots.min_by_key(|(_, slot)| slot.used).map(|(place, _)| place)
-    }
-
-    /// What was being made is there, or is to be forgotten.
-    fn settle(&mut self, settings: &str, route: Option<&Arc<ServedRoute>>) {
-        let making = |slot: &Slot| slot.settings == settings && matches!(slot.state, State::Making(_));
-        let Some(place) = self.all.iter().position(making) else { return };
-        match route {
-            Some(route) => self.all[place].state = State::Ready(route.clone()),
-            None => drop(self.all.swap_remove(place)),
+    /// What was being made is there, or is to be forgotten. Returns those that make place for it; one that has come into
+    /// use meanwhile makes none.
+    fn settle(&mut self, key: &str, route: Option<&Arc<ServedRoute>>, most: usize) -> Vec<Arc<ServedRoute>> {
+        let making = |slot: &Slot| slot.key == key && matches!(slot.state, State::Making(_));
+        let Some(place) = self.all.iter().position(making) else { return Vec::new() };
+        let Some(route) = route else {
+            self.all.swap_remove(place);
+            return Vec::new();
+        };
+        self.all[place].state = State::Ready(route.clone());
+        let mut left = Vec::new();
+        let ready = self.all.iter().filter(|slot| matches!(slot.state, State::Ready(_))).count();
+        for _ in most..ready {
+            let idle = self.all.iter().enumerate().filter(|(_, slot)| is_idle(slot));
+            let Some((longest, _)) = idle.min_by_key(|(_, slot)| slot.used) else { break };
+            if let State::Ready(route) = self.all.swap_remove(longest).state {
+                left.push(route);
+            }
         }
+        left
     }
 }
 
@@ -147,8 +177,8 @@ impl Variants {
         }
         // What does not parse has no setting to put another in the place of.
         let settings: Value = serde_json::from_str(&setup.settings).unwrap_or_else(|_| Value::Object(Map::new()));
-        let canonical = canonical(settings.clone()).to_string();
-        Self { base: Some(Base { setup: setup.clone(), settings, canonical }), slots: Mutex::default() }
+        let canonical = key(&settings);
+        Self { base: Some(Base { setup: setup.clone(), settings, canonical }), ..Self::default() }
     }
 
     /// Each change of them is whole, so a panic elsewhere cannot spoil them.
@@ -156,18 +186,41 @@ impl Variants {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn known(&self, settings: &str) -> bool {
-        self.slots().all.iter().any(|slot| slot.settings == settings)
+    fn known(&self, key: &str) -> bool {
+        self.slots().all.iter().any(|slot| slot.key == key)
+    }
+}
+
+fn key(settings: &Value) -> String {
+    canonical(settings.clone()).to_string()
+}
+
+/// Bytes of `value` as JSON.
+fn size(value: &Map<String, Value>) -> usize {
+    struct Count(usize);
+    impl io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    match serde_json::to_writer(&mut count, value) {
+        Ok(()) => count.0,
+        // A map with text for keys can be written.
+        Err(_) => usize::MAX,
     }
 }
 
 impl ServedRoute {
-    /// Its settings with those that a request has given in their places, as JSON. `None` where it comes to the route's
-    /// own.
-    pub fn settings_with(&self, given: Map<String, Value>) -> Result<Option<String>, OverrideError> {
+    /// Its settings with those that a request has given in their places. `None` where it comes to the route's own.
+    pub fn settings_with(&self, given: Map<String, Value>) -> Result<Option<OwnSettings>, OverrideError> {
         let nothing = Value::Object(Map::new());
         let base = self.variants.base.as_ref();
-        let bytes = Value::Object(given.clone()).to_string().len();
+        let bytes = size(&given);
         if bytes > MAX_BYTES {
             return Err(OverrideError::TooLarge { bytes });
         }
@@ -177,14 +230,14 @@ impl ServedRoute {
             key,
             keys: self.overrides.names(),
         })?;
-        let (Some(base), settings) = (base, merged.to_string()) else { return Ok(None) };
-        if settings == base.canonical {
+        let (Some(base), key) = (base, key(&merged)) else { return Ok(None) };
+        if key == base.canonical {
             return Ok(None);
         }
-        if !self.variants.known(&settings) {
+        if !self.variants.known(&key) {
             validate_settings(base.setup.policy.settings_schema(), &merged).map_err(OverrideError::Invalid)?;
         }
-        Ok(Some(settings))
+        Ok(Some(OwnSettings { key, settings: merged.to_string() }))
     }
 
     /// How many variants there are.
@@ -205,7 +258,7 @@ impl ServedRoute {
 /// A variant that is being made. Dropped before it is there, it is forgotten, and those who wait for it are told.
 struct Making {
     of: Arc<ServedRoute>,
-    settings: String,
+    asked: OwnSettings,
     sender: watch::Sender<Outcome>,
     outcome: Option<Result<Arc<ServedRoute>, VariantError>>,
 }
@@ -214,29 +267,31 @@ impl Drop for Making {
     fn drop(&mut self) {
         let failed = || Err(VariantError::Failed { route: self.of.name.clone() });
         let outcome = self.outcome.take().unwrap_or_else(failed);
-        self.of.variants.slots().settle(&self.settings, outcome.as_ref().ok());
+        let most = self.of.overrides.max_variants;
+        let left = self.of.variants.slots().settle(&self.asked.key, outcome.as_ref().ok(), most);
+        drop(left);
         let _ = self.sender.send(Some(outcome));
     }
 }
 
 impl Engine {
-    /// The route with `settings`, from [`ServedRoute::settings_with`], in place of its own. Made if there is none: who
+    /// The route with the settings `asked` for, from [`ServedRoute::settings_with`], in place of its own. Made if there is none: who
     /// asks for the same meanwhile waits for it, and it is made whether or not anybody does.
-    pub async fn variant(&self, of: &Arc<ServedRoute>, settings: &str) -> Result<Arc<ServedRoute>, VariantError> {
+    pub async fn variant(&self, of: &Arc<ServedRoute>, asked: &OwnSettings) -> Result<Arc<ServedRoute>, VariantError> {
         let route = of.name.clone();
         let Some(base) = &of.variants.base else { return Err(VariantError::Failed { route }) };
         if self.shared.stopping.load(Ordering::Acquire) {
             return Err(VariantError::Stopping);
         }
         let most = base.setup.overrides.max_variants;
-        let found = of.variants.slots().find(settings, most);
+        let found = of.variants.slots().find(&asked.key, most);
         let mut outcome = match found {
             Found::Ready(route) => return Ok(route),
             Found::Making(outcome) => outcome,
             Found::Full => return Err(VariantError::Full { route, most }),
-            Found::New(sender, outcome, left) => {
-                drop(left);
-                let making = Making { of: of.clone(), settings: settings.to_owned(), sender, outcome: None };
+            Found::New(sender, outcome, failed) => {
+                drop(failed);
+                let making = Making { of: of.clone(), asked: asked.clone(), sender, outcome: None };
                 let workshop = Workshop { makers: self.workshop.makers.for_requests(), ..self.workshop.clone() };
                 // It waits for models and plugins.
                 let thread = std::thread::Builder::new().name("variant".into());
@@ -258,15 +313,15 @@ impl Engine {
 
 impl Workshop {
     fn fill(&self, mut making: Making) {
-        let Making { of, settings, .. } = &making;
+        let Making { of, asked, .. } = &making;
         let Some(base) = &of.variants.base else { return };
         let outcome = self.refuse_backlog(of, &base.setup).and_then(|()| {
             let setup = RouteSetup {
-                settings: settings.clone(),
+                settings: asked.settings.clone(),
                 overrides: Default::default(),
                 ..RouteSetup::clone(&base.setup)
             };
-            self.make_variant(of, setup).map_err(|error| told(&error, &of.name))
+            self.make_variant(of, setup).map_err(|error| told(&error, of))
         });
         making.outcome = Some(outcome);
     }
@@ -287,8 +342,8 @@ impl Workshop {
             return Err(VariantError::Hung { route: of.name.clone() });
         }
         let instances = monitors.list().iter().filter(|monitor| monitor.names.route == of.name).count();
-        // The route and its variants, and as many again that are about to go.
-        let most = 2 * (1 + setup.overrides.max_variants) * setup.models.len();
+        // The route and its variants, as many that are made in their places, and as many that are about to go.
+        let most = 3 * (1 + setup.overrides.max_variants) * setup.models.len();
         if instances >= most {
             return Err(VariantError::Leaving { route: of.name.clone() });
         }
@@ -297,18 +352,58 @@ impl Workshop {
 }
 
 /// What those are told who wait for a variant. What is no fault of theirs is for the log.
-fn told(error: &StartError, route: &str) -> VariantError {
-    let route = route.to_owned();
-    match error {
-        StartError::Policy { .. } | StartError::OtherNets { .. } => VariantError::Refused(error.to_string()),
-        StartError::Stopping => VariantError::Stopping,
-        StartError::Hung { .. } => {
-            tracing::warn!("settings of a request are not taken: {error}");
-            VariantError::Hung { route }
+fn told(error: &StartError, of: &ServedRoute) -> VariantError {
+    let route = of.name.clone();
+    let answer = match error {
+        StartError::Policy { .. } | StartError::OtherNets { .. } => return VariantError::Refused(error.to_string()),
+        StartError::Stopping => return VariantError::Stopping,
+        StartError::Hung { .. } => VariantError::Hung { route },
+        StartError::NotTaken { .. } => VariantError::NotTaken { route },
+        _ => VariantError::Failed { route },
+    };
+    let untold = of.variants.faults.lock().unwrap_or_else(PoisonError::into_inner).tell(Instant::now());
+    if let Some(untold) = untold {
+        tracing::error!(untold, "settings of a request could not be taken: {error}");
+    }
+    answer
+}
+
+/// Requests choose how often settings are tried, so not every fault of that is told.
+#[derive(Default)]
+struct Faults {
+    told: Option<Instant>,
+    untold: u64,
+}
+
+impl Faults {
+    const EVERY: Duration = Duration::from_secs(10);
+
+    /// Whether the fault of this moment is to be told; then with how many were not since the last one that was.
+    fn tell(&mut self, now: Instant) -> Option<u64> {
+        if self.told.is_some_and(|told| now.saturating_duration_since(told) < Self::EVERY) {
+            self.untold += 1;
+            return None;
         }
-        _ => {
-            tracing::error!("settings of a request could not be taken: {error}");
-            VariantError::Failed { route }
-        }
+        self.told = Some(now);
+        Some(std::mem::take(&mut self.untold))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_told_at_times() {
+        let (mut faults, start) = (Faults::default(), Instant::now());
+        let told = [0, 1, 9, 10, 11, 30].map(|second| faults.tell(start + Duration::from_secs(second)));
+        assert_eq!(told, [Some(0), None, None, Some(2), None, Some(1)]);
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_text() {
+        let value = serde_json::json!({"a": [1, 2.5, "é\n"], "b": {"c": null}});
+        let Value::Object(map) = &value else { unreachable!() };
+        assert_eq!(size(map), value.to_string().len());
     }
 }

@@ -89,12 +89,15 @@ impl Overrides {
     }
 
     /// `settings` with those of a request in their places: objects key by key, all else as a whole. `null` is the
-    /// same as leaving a setting out. The error is the place of one that requests may not set.
+    /// same as leaving a setting out. Those that it does not give stay as they are written; the others are in
+    /// [`canonical`] form, as a policy may read `8` where `8.0` is no integer to it. The error is the place of one that
+    /// requests may not set.
     pub fn merged(&self, settings: &Value, given: Map<String, Value>) -> Result<Value, String> {
         // Settings that are no object have none in them.
         let mut merged = settings.as_object().cloned().unwrap_or_default();
+        let given = given.into_iter().map(|(name, value)| (name, canonical(value))).collect();
         self.merge(&mut merged, given, &mut Vec::new())?;
-        Ok(canonical(Value::Object(merged)))
+        Ok(Value::Object(merged))
     }
 
     fn merge(
@@ -164,7 +167,7 @@ mod tests {
 
     fn merged(keys: &[&str], settings: Value, given: Value) -> Result<String, String> {
         let Value::Object(given) = given else { panic!("{given}") };
-        overrides(keys).merged(&settings, given).map(|merged| merged.to_string())
+        overrides(keys).merged(&settings, given).map(|merged| canonical(merged).to_string())
     }
 
     #[test]
@@ -232,6 +235,14 @@ mod tests {
             assert_eq!(merged(&["a.b"], json!({}), nothing), Ok("{}".into()));
         }
         assert_eq!(merged(&["a"], json!({}), json!({"a": {}})), Ok(r#"{"a":{}}"#.into()));
+    }
+
+    #[test]
+    fn what_a_request_does_not_give_stays_as_it_is_written() {
+        let settings = json!({"b": 1.0, "a": {"y": 2.0, "x": 3.0}, "t": 5});
+        let Value::Object(given) = json!({"t": 8.0, "a": {"x": 4.0}}) else { unreachable!() };
+        let merged = overrides(&["t", "a.x"]).merged(&settings, given).unwrap().to_string();
+        assert_eq!(merged, r#"{"b":1.0,"a":{"y":2.0,"x":4},"t":8}"#);
     }
 
     #[test]

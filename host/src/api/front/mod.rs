@@ -173,9 +173,8 @@ impl AppState {
         prompt_tokens: usize,
     ) -> Result<(Vec<Slot>, Option<Deadline>), ApiError> {
         let front = &self.front;
-        let Caller { client, arrived } = caller();
-        let deadline = |timeout| Deadline::new(arrived, timeout, front.counters.clone());
-        let mut deadline = front.limits.request_timeout.map(deadline);
+        let client = caller().client;
+        let mut deadline = self.deadline();
         let turn = front.answers(self.max_requests).enter(&client, Load { answers, prompt_tokens });
         let entered = tokio::select! {
             biased;
@@ -184,6 +183,23 @@ impl AppState {
             () = self.admissions.closed() => return Err(ApiError::shutting_down()),
         };
         entered.map(|slots| (slots, deadline)).map_err(|full| front.refused(full, "answers"))
+    }
+
+    /// Wait for the turn of work that comes before an answer, in the time of the answer; `what` it is.
+    pub(super) async fn turn(&self, line: &Arc<Waiting>, what: &str) -> Result<Slot, ApiError> {
+        let mut deadline = self.deadline();
+        tokio::select! {
+            biased;
+            turn = line.turn() => turn.map_err(|full| self.front.refused(full, what)),
+            error = deadline::over(&mut deadline) => Err(error),
+            () = self.admissions.closed() => Err(ApiError::shutting_down()),
+        }
+    }
+
+    /// Of the request at hand.
+    fn deadline(&self) -> Option<Deadline> {
+        let new = |timeout| Deadline::new(caller().arrived, timeout, self.front.counters.clone());
+        self.front.limits.request_timeout.map(new)
     }
 }
 

@@ -126,11 +126,13 @@ fn all() -> Vec<Operation> {
     ];
     for path in ["/tokenize", "/v1/tokenize"] {
         let examples = super::examples::tokenizations();
-        all.push(post(path, "Tokens of a text or a conversation", "TokenizeRequest", examples, json("Tokens")));
+        all.push(
+            post(path, "Tokens of a text or a conversation", "TokenizeRequest", examples, json("Tokens")).or(&[504]),
+        );
     }
     for path in ["/detokenize", "/v1/detokenize"] {
         let examples = super::examples::detokenizations();
-        all.push(post(path, "Text of tokens", "DetokenizeRequest", examples, json("Text")));
+        all.push(post(path, "Text of tokens", "DetokenizeRequest", examples, json("Text")).or(&[504]));
     }
     for path in ["/server_info", "/get_server_info"] {
         all.push(get(path, "What the server is", "ServerInfo"));

@@ -67,6 +67,38 @@ async fn a_client_has_as_many_texts_and_forms_at_once_as_answers() {
 }
 
 #[tokio::test]
+async fn waiting_for_a_text_ends_with_the_time_of_the_answer_and_with_the_server() {
+    let mut server = Server::saying("{}");
+    Arc::get_mut(&mut server.state).unwrap().front.limits =
+        Limits { request_timeout: Some(Duration::from_millis(60)), ..Limits::default() };
+    let texts = all(server.state.front.texts()).await;
+    let forms = all(server.state.front.forms()).await;
+    let tokenize = || ("/tokenize", json!({"model": "small", "prompt": "Hi"}));
+    let error = |(status, body): (_, Value)| (status, body["error"]["code"].clone());
+    for (path, body) in [tokenize(), ("/v1/completions", completion())] {
+        assert_eq!(error(server.json(path, body).await), (504, "timeout".into()), "{path}");
+    }
+    drop(texts);
+    let regex = || with(completion(), "regex", "[{]}".into());
+    assert_eq!(error(server.json("/v1/completions", regex()).await), (504, "timeout".into()));
+    drop(forms);
+    let server = Server::saying("{}");
+    let texts = all(server.state.front.texts()).await;
+    let close = async {
+        // Both are polled in turn, so the other waits by now.
+        tokio::task::yield_now().await;
+        server.state.admissions.close();
+    };
+    let (path, body) = tokenize();
+    let (answer, ()) = tokio::join!(server.json(path, body), close);
+    assert_eq!(error(answer), (503, "shutting_down".into()));
+    drop(texts);
+    // One that needs not wait is answered still.
+    let (path, body) = tokenize();
+    server.ok(path, body).await;
+}
+
+#[tokio::test]
 async fn the_forms_of_a_request_have_the_bytes_of_one() {
     let mut server = Server::saying("{}");
     // Long ones take a while where others work, too.

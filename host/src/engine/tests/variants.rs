@@ -144,8 +144,11 @@ fn a_variant_is_made_although_nobody_waits_any_more() {
     let settings = route.settings_with(object(json!({"tokens": 3}))).unwrap().unwrap();
     two.holds.set(Some(Hook::Create));
     let mut asked = Box::pin(world.engine.variant(&route, &settings));
-    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-    assert!(asked.as_mut().poll(&mut cx).is_pending());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(std::future::poll_fn(|cx| {
+        assert!(asked.as_mut().poll(cx).is_pending());
+        std::task::Poll::Ready(())
+    }));
     drop(asked);
     two.holds.set(None);
     wait_for(|| two.instances() == 4);
@@ -178,6 +181,54 @@ fn what_a_policy_does_not_take_is_not_kept() {
     world.set(&[]).unwrap();
     assert_eq!(text(&mut running), alone(3, 3000));
     world.settles(0, 0);
+}
+
+#[test]
+fn settings_that_no_policy_takes_push_nobody_out() {
+    let world = World::new(0);
+    let two = Every::new(2).letting(&["tokens"], 2);
+    world.set(&[("r", &two)]).unwrap();
+    let ids = [3, 4].map(|tokens| world.settled(tokens).id);
+    for _ in 0..3 {
+        assert!(matches!(world.tokens(0), Err(VariantError::Refused(_))));
+        assert!(matches!(world.tokens(13), Err(VariantError::Failed { .. })));
+    }
+    assert_eq!([3, 4].map(|tokens| world.settled(tokens).id), ids);
+    // While another is made all that are there are at hand.
+    two.holds.set(Some(Hook::Create));
+    std::thread::scope(|scope| {
+        let five = scope.spawn(|| world.settled(5).id);
+        wait_for(|| two.holds.waits());
+        assert_eq!([4, 3].map(|tokens| world.tokens(tokens).unwrap().id), [ids[1], ids[0]]);
+        two.holds.set(None);
+        five.join().unwrap();
+    });
+    assert_eq!(world.engine.route("r").unwrap().variants(), 2);
+    assert_eq!(world.tokens(3).unwrap().id, ids[0]);
+    wait_for(|| two.instances() == 6);
+}
+
+#[test]
+fn one_whose_policy_failed_is_made_anew() {
+    for on_error in [OnError::StayLocal, OnError::FailRequest] {
+        let world = World::new(0);
+        let mut two = Every::new(2).letting(&["tokens"], 2);
+        two.on_error = on_error;
+        world.set(&[("r", &two)]).unwrap();
+        let bad = world.tokens(99).unwrap();
+        let mut stream = world.submit_to(&bad, 60);
+        while !matches!(stream.events.blocking_recv().unwrap().event, Event::Finished { .. } | Event::Failed(_)) {}
+        drop(stream);
+        wait_for(|| bad.has_failed());
+        // Whoever holds it may be about to submit another request.
+        assert_eq!(world.tokens(99).unwrap().id, bad.id);
+        let id = bad.id;
+        drop(bad);
+        wait_for(|| world.tokens(99).unwrap().id != id);
+        assert_eq!(world.engine.route("r").unwrap().variants(), 1);
+        assert!(!world.engine.route("r").unwrap().has_failed());
+        wait_for(|| two.instances() == 4);
+    }
 }
 
 #[test]

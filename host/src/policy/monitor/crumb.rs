@@ -70,7 +70,11 @@ impl Breadcrumb {
     pub fn inside(&self) -> Option<(Hook, u64)> {
         let call = self.calls.load(Relaxed);
         let now = self.hook.load(Relaxed);
-        Hook::ALL.into_iter().chain([Hook::Create, Hook::Variant, Hook::Drop]).find(|hook| mark(*hook) == now).map(|hook| (hook, call))
+        Hook::ALL
+            .into_iter()
+            .chain([Hook::Create, Hook::Variant, Hook::Drop])
+            .find(|hook| mark(*hook) == now)
+            .map(|hook| (hook, call))
     }
 }
 

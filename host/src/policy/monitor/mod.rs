@@ -230,7 +230,9 @@ impl Monitors {
     /// settings that a request has brought.
     pub fn fatal<'a>(&self, hung: &'a [Hung]) -> Option<&'a Hung> {
         let limit = self.abort_after.load(Relaxed);
-        let too_long = |hung: &Hung| !matches!(hung.hook, Hook::Drop | Hook::Variant) && hung.lasted >= Duration::from_millis(limit);
+        let too_long = |hung: &Hung| {
+            !matches!(hung.hook, Hook::Drop | Hook::Variant) && hung.lasted >= Duration::from_millis(limit)
+        };
         hung.iter().find(|hung| limit > 0 && too_long(hung))
     }
 }

@@ -35,6 +35,15 @@ export const enum Signal {
 /** The candidate is dropped: the other model writes its position. */
 export const DROP: u32 = 0x80000000;
 
+/** What [[handOver]] does, and without it that the row stays. It has no branch: which rows are handed over cannot be
+ * predicted, and a branch that is guessed wrong takes as long as all the rest of a row. */
+// @ts-ignore: decorator
+@inline export function handOverIf(when: bool, row: i32, to: u32, leave: u32): void {
+  store<u32>(tr_block + (<usize>row << 2), select<u32>(to + 1, 0, when), 0x400);
+  // Read only where the row is handed over.
+  store<u32>(tr_block + (<usize>row << 2), leave, 0x800);
+}
+
 /** Hand a row over to a model. `leave`: `DROP` or 0, with the visit's budget of tokens, 0 for none. */
 // @ts-ignore: decorator
 @inline export function handOver(row: i32, to: u32, leave: u32): void {
