@@ -92,6 +92,7 @@ async fn waiting_for_a_text_ends_with_the_time_of_the_answer_and_with_the_server
     let (path, body) = tokenize();
     let (answer, ()) = tokio::join!(server.json(path, body), close);
     assert_eq!(error(answer), (503, "shutting_down".into()));
+    drop(texts);
 }
 
 #[tokio::test]
