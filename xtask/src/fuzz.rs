@@ -14,17 +14,27 @@ use crate::{Workspace, step::step};
 const MEMORY: u32 = 2048;
 const TIMEOUT: u32 = 10;
 
-/// Build all targets, then run each for `minutes`, as many at once as there are cores.
-pub fn run(workspace: &Workspace, minutes: u32) -> Result<()> {
+/// Build the targets that are `named`, or all, then run each for `minutes`, as many at once as there are cores.
+pub fn run(workspace: &Workspace, minutes: u32, named: &[&str]) -> Result<()> {
     needed(&["cargo", "--version"], "a nightly compiler: `rustup toolchain install nightly`")?;
     needed(&["cargo", "fuzz", "--version"], "cargo-fuzz: `cargo install cargo-fuzz --locked`")?;
     let fuzz = workspace.root.join("fuzz");
-    let mut build = nightly(&["cargo", "fuzz", "build", "--sanitizer", "none", "--fuzz-dir"]);
-    build.arg(&fuzz).current_dir(&workspace.root);
-    step("building the fuzz targets (the first time takes many minutes)", &mut build)?;
-
     let mut targets = names(&fuzz.join("fuzz_targets"))?;
     targets.sort();
+    if let Some(unknown) = named.iter().find(|name| !targets.iter().any(|target| target == *name)) {
+        bail!("there is no fuzz target `{unknown}`; there are {}", targets.join(", "));
+    }
+    if !named.is_empty() {
+        targets.retain(|target| named.contains(&&**target));
+    }
+    // It takes one name or none.
+    let of: Vec<Option<&String>> = if named.is_empty() { vec![None] } else { targets.iter().map(Some).collect() };
+    for target in of {
+        let mut build = nightly(&["cargo", "fuzz", "build", "--sanitizer", "none", "--fuzz-dir"]);
+        build.arg(&fuzz).args(target).current_dir(&workspace.root);
+        step("building fuzz targets (the first time takes many minutes)", &mut build)?;
+    }
+
     let found = workspace.target.join("fuzz");
     eprintln!("xtask: {} targets, {minutes} min each; logs and findings in {}", targets.len(), found.display());
     let programs = fuzz.join(format!("target/{}-unknown-linux-gnu/release", std::env::consts::ARCH));

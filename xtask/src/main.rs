@@ -22,7 +22,9 @@ Commands:
   serve [-- ARGS]      build them for release, then serve config/demo.toml (ARGS go to `tokenrouter serve`)
   test                 build everything, then run the tests of Rust, of the documentation and of Python
   kernels              compile every CUDA source (needs no GPU)
-  fuzz [--minutes N]   search for inputs that break a promise, 10 minutes a target (nightly, cargo-fuzz)
+  fuzz [--minutes N] [TARGET...]
+                       search for inputs that break a promise, 10 minutes a target of fuzz/fuzz_targets, or of those
+                       that are named (nightly, cargo-fuzz)
   ci                   format, lints, dependencies and CUDA sources, then what `test` does
 ";
 
@@ -36,11 +38,11 @@ fn main() -> ExitCode {
         ["serve", "--", rest @ ..] => workspace().and_then(|w| w.serve(rest)),
         ["test"] => workspace().and_then(|w| w.test()),
         ["kernels"] => workspace().and_then(|w| kernels::compile(&w)),
-        ["fuzz"] => workspace().and_then(|w| fuzz::run(&w, 10)),
-        ["fuzz", "--minutes", minutes] => match minutes.parse() {
-            Ok(minutes @ 1..) => workspace().and_then(|w| fuzz::run(&w, minutes)),
+        ["fuzz", "--minutes", minutes, targets @ ..] => match minutes.parse() {
+            Ok(minutes @ 1..) => workspace().and_then(|w| fuzz::run(&w, minutes, targets)),
             _ => Err(anyhow::anyhow!("--minutes {minutes}: give a whole number from 1 on")),
         },
+        ["fuzz", targets @ ..] => workspace().and_then(|w| fuzz::run(&w, 10, targets)),
         ["ci"] => workspace().and_then(|w| checks::before_tests(&w).and_then(|()| w.test())),
         ["help" | "--help" | "-h"] => {
             print!("{USAGE}");

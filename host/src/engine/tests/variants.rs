@@ -231,6 +231,7 @@ fn no_more_are_kept_than_the_route_says() {
         });
         last = tokens;
         wait_for(|| world.tokens(last).is_ok());
+        world.settled(last);
     }
     wait_for(|| two.instances() == 4);
 }
