@@ -6,7 +6,8 @@ By hand, on Linux, with Python 3.11 alone:
 
 Starts the server. Clients, each on a connection that it keeps, ask for chats and completions of random lengths, streamed
 and not, at routes and bare models. Shown each minute: answers, memory and open files of the server. The pools of K/V, whose
-pages are resident once they were used, are counted apart: they are mappings of 64 MiB and more. Then the gauges must
+pages are resident once they were used, are counted apart: they are mappings of 64 MiB and more. Memory is compared from when
+they no longer grow. Then the gauges must
 be back at zero. At last SIGTERM arrives while streams are open: all must finish, and the server end with status 0.
 Ends with status 1 if anything of that does not hold.
 """
@@ -140,7 +141,7 @@ async def watch(arguments, server, end, counts, seen):
     while (now := time.monotonic()) < end:
         await asyncio.sleep(min(60, end - now))
         (small, large), files = memory(server.pid), samples(await metrics(arguments.port), "process_open_fds")[0]
-        seen.append((time.monotonic() - start, small, files))
+        seen.append((time.monotonic() - start, small, files, large))
         print(f"{(time.monotonic() - start) / 60:5.1f} min {counts['answers']:8} answers {counts['tokens']:9} tokens "
               f"{counts['failed']:3} failed {small:7.1f} MiB and {large:7.1f} of pools {files:5.0f} files", flush=True)
 
@@ -202,7 +203,7 @@ async def main():
     parser.add_argument("config", help="its configuration")
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--warm-up", type=float, default=3, help="minutes until memory is looked at")
+    parser.add_argument("--warm-up", type=float, default=3, help="least minutes until memory is looked at")
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
     parser.add_argument("--streams", type=int, default=64, help="open at SIGTERM")
     arguments = parser.parse_args()
@@ -224,7 +225,8 @@ async def main():
         broken, status = await stop_with_streams(arguments, models, server)
     finally:
         server.kill()
-    warm = [entry for entry in seen if entry[0] >= arguments.warm_up * 60] or seen
+    # While pages are used for the first time, so is what is kept about them.
+    warm = [now for before, now in zip(seen, seen[1:]) if now[0] >= arguments.warm_up * 60 and now[3] == before[3]] or seen[-1:]
     first, last = warm[0], warm[-1]
     growth, files = last[1] / first[1] - 1, last[2] - first[2]
     print(f"{counts['answers']} answers, {counts['tokens']} tokens, {counts['failed']} failed; memory {first[1]:.1f} to {last[1]:.1f} MiB "
