@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 
-STREAMED = 300  # tokens of a stream at SIGTERM
+STREAMED = 1500  # tokens of a stream at SIGTERM; one must not end before all have begun
 GAUGES = ["tokenrouter_live_requests", "tokenrouter_queued_requests", "tokenrouter_model_requests", "tokenrouter_kv_pages_used",
           "vllm:num_requests_running", "vllm:num_requests_waiting"]
 PROMPTS = ["1 + 1 =", "A farmer has 12 cows and buys 7 more. How many has he?", "Write a long story. " * 20]

@@ -68,7 +68,7 @@ pub async fn ready(State(state): State<Arc<AppState>>) -> Result<Response, ApiEr
         return Err(ApiError::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "not_ready",
-            "The server does not take requests now.",
+            "The server is about to stop. Send requests to another one.",
         ));
     }
     let routes = state.engine.routes();

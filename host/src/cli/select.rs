@@ -1,7 +1,7 @@
 //! The part of a configuration that certain routes need.
 
 use super::output::Failure;
-use crate::config::{self, Config};
+use crate::config::Config;
 use crate::request::ModelId;
 
 /// What is loaded.
@@ -47,7 +47,7 @@ pub fn known(config: &Config, name: &str) -> Result<(), Failure> {
     if names.contains(&name) {
         return Ok(());
     }
-    let suggestion = config::suggestion(name, names);
+    let suggestion = crate::plain::suggestion(name, names);
     Err(Failure::input(format!("--route {name:?}: {} has no such route or model: {suggestion}", config.file.display())))
 }
 

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use batching::BatchingConfig;
-pub use error::{ConfigError, Origin, suggestion};
+pub use error::{ConfigError, Origin};
 pub use front::FrontConfig;
 pub use gpu::{DeviceChoice, DtypeChoice, GpuConfig};
 pub use key::{AdminKey, ApiKey, distinct, key_file};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::batching::batching;
-use super::error::{Fault, Origin, suggestion};
+use super::error::{Fault, Origin};
 use super::front::front;
 use super::gpu::{device, dtype, gpu};
 use super::key::admin_keys;
@@ -15,6 +15,7 @@ use super::route::{refuse_recorded_overrides, route};
 use super::traces::traces;
 use super::tree::{self, Field, Key, Section};
 use super::{Config, DeviceChoice, DtypeChoice, ModelConfig, Pool, ServerConfig, Weights};
+use crate::plain::suggestion;
 use crate::runner::model_config::shapes;
 use crate::subserver::coordinator::Waiting;
 

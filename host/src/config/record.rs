@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::error::{Fault, Origin, suggestion};
+use super::error::{Fault, Origin};
 use super::read::size;
 use super::tree::Field;
+use crate::plain::suggestion;
 
 const DEFAULT_MAX_BYTES: u64 = 1 << 30;
 /// Room for the manifest and for something to describe.

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use super::error::{Fault, Origin, suggestion};
+use super::error::{Fault, Origin};
 use super::tree::{Field, Key as Named, Section};
 use super::{Config, ModelConfig, RouteConfig};
 use crate::engine::OnError;
+use crate::plain::suggestion;
 use crate::policy::monitor::DEFAULT_BUDGET;
 use crate::policy::overrides::{Key, Overrides};
 

@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use toml::de::{DeTable, DeValue};
 
-use super::error::{Fault, Origin, suggestion};
+use super::error::{Fault, Origin};
 use crate::plain::short;
+use crate::plain::suggestion;
 
 /// A value and where it was written.
 #[derive(Clone, Debug)]

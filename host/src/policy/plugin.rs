@@ -7,7 +7,7 @@ use super::native::NativePlugin;
 use super::nets::HostNet;
 use super::wasm::WasmPlugin;
 use super::{PolicyFactory, native, wasm};
-use crate::plain::short;
+use crate::plain::{closest, short};
 
 /// No directory has the plugin.
 #[derive(Debug, thiserror::Error)]
@@ -18,8 +18,33 @@ pub enum FindError {
     NotBare(String),
     #[error("plugin `{name}` cannot be found: plugin_dirs is empty; add the directory that holds {file}")]
     NoDirectories { name: String, file: String },
-    #[error("plugin `{name}` is in none of these places: {}; build it, or add its directory to plugin_dirs", list(.looked_at))]
-    NotFound { name: String, looked_at: Vec<PathBuf> },
+    #[error(
+        "plugin `{name}` is in none of these places: {}; {}build it, or add its directory to plugin_dirs",
+        list(.looked_at),
+        meant(.near.as_deref())
+    )]
+    NotFound {
+        name: String,
+        looked_at: Vec<PathBuf>,
+        /// One that is there.
+        near: Option<String>,
+    },
+}
+
+fn meant(near: Option<&str>) -> String {
+    near.map(|near| format!("did you mean `{near}`? If not, ")).unwrap_or_default()
+}
+
+/// Names of the plugins that are in `directories`.
+fn there(directories: &[PathBuf]) -> Vec<String> {
+    let files = directories.iter().filter_map(|directory| directory.read_dir().ok()).flatten();
+    let names = files.filter_map(|file| file.ok()?.file_name().into_string().ok());
+    let plugin = |file: String| match file.strip_prefix("lib").and_then(|rest| rest.strip_suffix(".so")) {
+        Some(name) => Some(name.to_owned()),
+        None => is_module(Path::new(&file)).then_some(file),
+    };
+    let bare = |name: &String| name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+    names.filter_map(plugin).filter(bare).collect()
 }
 
 fn list(paths: &[PathBuf]) -> String {
@@ -54,7 +79,11 @@ pub fn find(name: &str, plugin_dirs: &[PathBuf]) -> Result<PathBuf, FindError> {
     // What exists but is broken is reported by the load; no later directory stands in for it.
     match looked_at.iter().find(|path| path.symlink_metadata().is_ok()) {
         Some(path) => Ok(path.clone()),
-        None => Err(FindError::NotFound { name: name.to_owned(), looked_at }),
+        None => {
+            let there = there(plugin_dirs);
+            let near = closest(name, there.iter().map(String::as_str)).map(str::to_owned);
+            Err(FindError::NotFound { name: name.to_owned(), looked_at, near })
+        }
     }
 }
 
@@ -118,6 +147,15 @@ mod tests {
             let error = find(&name, &[PathBuf::from("d")]).unwrap_err().to_string();
             assert!(error.len() < 300 && error.contains("…` is not a bare name; give a path"), "{error}");
         }
+        let directory = tempfile::tempdir().unwrap();
+        for file in ["librstitch.so", "other.wat", "readme"] {
+            std::fs::write(directory.path().join(file), "").unwrap();
+        }
+        let told = |name: &str| find(name, &[directory.path().into()]).unwrap_err().to_string();
+        for (name, near) in [("r-stitch", "rstitch"), ("rstich", "rstitch"), ("othr.wat", "other.wat")] {
+            assert!(told(name).contains(&format!("; did you mean `{near}`? If not, build it")), "{}", told(name));
+        }
+        assert!(!told("frobnicate").contains("did you mean") && !told("readmi").contains("did you mean"));
         let longest = "x".repeat(MAX_NAME);
         assert!(matches!(find(&longest, &[PathBuf::from("d")]), Err(FindError::NotFound { .. })));
     }

@@ -111,7 +111,7 @@ impl Report<'_> {
         };
         out += &row(["request", "token", "model", "candidate", "recorded", "this policy", "signals"]);
         for (played, first) in self.first().take(SHOWN) {
-            let id = if first.candidate == NO_TOKEN { "?".to_owned() } else { first.candidate.to_string() };
+            let id = if first.candidate == NO_TOKEN { "?".to_owned() } else { format!("#{}", first.candidate) };
             let text = (self.text)(first.candidate).map(|text| {
                 let text: String = text.chars().take(TEXT_CHARS).collect();
                 format!("{text:?} ")

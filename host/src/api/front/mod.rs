@@ -207,7 +207,7 @@ fn refused(full: Full, what: &str) -> ApiError {
     match full {
         Full::Client(has) => {
             let message = format!(
-                "You have {has} {what} under way or waiting (server.max_requests_per_client). Try again when one is over."
+                "You have too many {what} under way or waiting: {has} (server.max_requests_per_client). Try again when one is over."
             );
             ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
         }

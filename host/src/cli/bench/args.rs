@@ -6,7 +6,7 @@ use clap::{ArgGroup, Args, ValueEnum};
 
 use super::help::AFTER_HELP;
 use super::load_args::LoadArgs;
-use crate::config::suggestion;
+use crate::plain::suggestion;
 use crate::runner::cuda::Dtype;
 use crate::runner::model_config::shapes::{self, Shape};
 

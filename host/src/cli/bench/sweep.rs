@@ -16,7 +16,7 @@ use crate::bench::workload::Workload;
 use crate::chart::{self, Panel};
 use crate::cli::output::{Failure, write_stdout};
 use crate::cli::plan::table;
-use crate::config::suggestion;
+use crate::plain::suggestion;
 use crate::subserver::gate::Schedule;
 
 const ROUNDS: u32 = 3;

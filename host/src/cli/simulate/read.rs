@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::trace::trace;
 use crate::config::batching::{BatchingConfig, batching};
-use crate::config::error::{Fault, suggestion};
+use crate::config::error::Fault;
 use crate::config::read::waiting;
 use crate::config::tree::{self, Field, Key, Section};
+use crate::plain::suggestion;
 use crate::runner::simulated::Latency;
 use crate::simulation::plan::{Arrivals, Lengths, Plan, PlannedLoad, PlannedModel};
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::Deserialize;
 use tokenrouter_batching::{Fault, Model, System};
 
-use crate::config::suggestion;
+use crate::plain::suggestion;
 
 /// Most requests under way.
 const MOST: usize = 4096;

@@ -206,7 +206,7 @@ fn reused(setup: &Setup<'_>) -> Finding {
         again,
         "nothing of a finished request is left",
         Finding::failed,
-        "Clear the slot's state in finished (PerRequest::forget).",
+        "Clear the slot's state in finished (PerRequest::forget; tr_finished of a module).",
     )
 }
 
