@@ -167,8 +167,8 @@ pub struct RouteConfig {
     pub origin: Origin,
     /// Where `plugin` was written.
     pub plugin_origin: Origin,
-    /// Where the settings begin; where there are none, the route.
-    pub settings_origin: Origin,
+    /// Where the settings were written, each by its JSON pointer; see [`RouteConfig::settings_origin`].
+    pub settings_places: Vec<(String, Origin)>,
 }
 
 /// Largest file.

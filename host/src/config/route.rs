@@ -45,12 +45,12 @@ pub(super) fn route(key: Named, field: Field, models: &[ModelConfig]) -> Result<
         Some(field) => Duration::from_micros(field.integer(1..=10_000_000)? as u64),
         None => DEFAULT_BUDGET,
     };
-    let (settings, settings_origin) = match section.take("settings") {
+    let (settings, settings_places) = match section.take("settings") {
         Some(field) => {
             field.section()?;
-            (field.json()?, field.node.origin)
+            (field.json()?, field.places())
         }
-        None => (serde_json::Value::Object(serde_json::Map::new()), key.origin.clone()),
+        None => (serde_json::Value::Object(serde_json::Map::new()), vec![(String::new(), key.origin.clone())]),
     };
     let nets = match section.take("nets") {
         Some(field) => {
@@ -75,8 +75,22 @@ pub(super) fn route(key: Named, field: Field, models: &[ModelConfig]) -> Result<
         nets,
         origin: key.origin,
         plugin_origin,
-        settings_origin,
+        settings_places,
     })
+}
+
+impl RouteConfig {
+    /// Where that was written of which `finding` tells, a message that begins with a place in the settings:
+    /// `settings/threshold = 2: …`. Else where the settings begin; where there are none, the route.
+    pub fn settings_origin(&self, finding: &str) -> &Origin {
+        let told = finding.strip_prefix("settings").unwrap_or_default();
+        let within = |place: &str| {
+            let rest = told.strip_prefix(place);
+            rest.is_some_and(|rest| [" = ", ": ", "/"].iter().any(|next| rest.starts_with(next)))
+        };
+        let places = self.settings_places.iter().filter(|(place, _)| place.is_empty() || within(place));
+        places.max_by_key(|(place, _)| place.len()).map_or(&self.origin, |(_, origin)| origin)
+    }
 }
 
 /// Settings that requests may set, and where that was written.

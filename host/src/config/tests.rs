@@ -185,6 +185,34 @@ fn messages_about_syntax() {
 }
 
 #[test]
+fn settings_know_their_lines() {
+    let text = format!(
+        "{BASE}[routes.r]\nplugin='p'\nmodels=['small']\n[routes.r.settings]\nt = 1.0\nth = 2\n'a/b' = 3\n\
+         [routes.r.settings.inner]\nx = [1,\n2]\n"
+    );
+    let (route, before) = (&parse(&text).unwrap().routes[0], BASE.lines().count());
+    let line = |finding: &str| match route.settings_origin(finding) {
+        Origin::Line(line) => line - before,
+        other => panic!("{other:?}"),
+    };
+    for (finding, at) in [
+        ("settings/t = 1.0: no", 5),
+        ("settings/th = 2: no", 6),
+        ("settings/a~1b = 3: no", 7),
+        ("settings/inner/x = [1,2]: no", 9),
+        ("settings/inner/x/1 = 2: no", 9),
+        ("settings/inner: no such setting", 8),
+        ("settings/tho: required but missing", 4),
+        ("settings = {}: no", 4),
+        ("its schema is broken", 4),
+    ] {
+        assert_eq!(line(finding), at, "{finding}");
+    }
+    let bare = parse(&format!("{BASE}[routes.r]\nplugin='p'\nmodels=['small']\n")).unwrap();
+    assert_eq!(bare.routes[0].settings_origin("settings/t: required but missing"), &Origin::Line(before + 1));
+}
+
+#[test]
 fn the_environment_overrides() {
     let text = format!("{BASE}[routes.my-route]\nplugin='p'\nmodels=['small']\n[routes.my-route.settings]\nt = 1.0\n");
     let config = parse_with(
@@ -204,6 +232,8 @@ fn the_environment_overrides() {
     assert_eq!(config.models[0].min_batch, [1, 2]);
     assert_eq!(config.models[1].path, "77");
     assert_eq!(config.routes[0].settings.to_string(), r#"{"t":0.25,"mode":"fast"}"#);
+    let by = Origin::Env("TOKENROUTER__ROUTES__MY_ROUTE__SETTINGS__T".into());
+    assert_eq!(config.routes[0].settings_origin("settings/t = 0.25: too small; settings/mode = 1: no"), &by);
     assert_eq!(config.plugin_dirs, Some(vec!["a".into(), "b".into()]));
     for (name, value, message) in [
         ("TOKENROUTER__SERVER__PORT", "x", "server.port = \"x\": must be an integer"),

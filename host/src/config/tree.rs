@@ -244,6 +244,20 @@ impl Field {
         }
     }
 
+    /// Where each value within a table was written, by its JSON pointer.
+    pub fn places(&self) -> Vec<(String, Origin)> {
+        let mut places = Vec::new();
+        let mut open = vec![(String::new(), &self.node)];
+        while let Some((at, node)) = open.pop() {
+            if let Value::Table(entries) = &node.value {
+                let place = |key: &Key| format!("{at}/{}", key.name.replace('~', "~0").replace('/', "~1"));
+                open.extend(entries.iter().map(|(key, node)| (place(key), node)));
+            }
+            places.push((at, node.origin.clone()));
+        }
+        places
+    }
+
     /// The value as JSON. JSON has no dates and no NaN or infinity, so those are faults.
     pub fn json(&self) -> Result<serde_json::Value, Fault> {
         use serde_json::Value as Json;

@@ -120,7 +120,7 @@ fn same_table(a: &RouteConfig, b: &RouteConfig) -> bool {
         sha256: b.sha256.clone(),
         origin: b.origin.clone(),
         plugin_origin: b.plugin_origin.clone(),
-        settings_origin: b.settings_origin.clone(),
+        settings_places: b.settings_places.clone(),
         ..a.clone()
     };
     a == *b
@@ -206,7 +206,7 @@ impl Prepared {
             self.excluded.push(shared_vocabulary(config, route, &self.texts, &self.infos)?);
             let plugin = with_nets(config, route, plugin(config, route, &directories, &mut loaded, &mut store)?)?;
             validate_settings(plugin.policy.settings_schema(), &route.settings).map_err(|e| {
-                Failure::input(config.error(&route.settings_origin, format!("routes.{}.settings: {e}", route.name)))
+                Failure::input(config.error(route.settings_origin(&e), format!("routes.{}.settings: {e}", route.name)))
             })?;
             check_overrides(config, route, &plugin)?;
             self.plugins.push(plugin);
@@ -321,7 +321,7 @@ pub fn start_failure(config: &Config, error: &StartError) -> Failure {
         | StartError::AtStartOnly { route, .. }
         | StartError::Route { route, .. }
         | StartError::Taken { route } => match config.routes.iter().find(|r| r.name == *route) {
-            Some(known) => Failure::input(config.error(&known.settings_origin, error.to_string())),
+            Some(known) => Failure::input(config.error(known.settings_origin(""), error.to_string())),
             None => Failure::input(error),
         },
         StartError::Hung { .. } => Failure::hung(error),
