@@ -105,7 +105,7 @@ fn a_report_names_the_first_difference() {
         "\nhand-offs a request                             6.00                0.00\n",
         "\ntokens without a recorded row                                0 (  0.0 %)\n",
         "\ndecisions alike 18 ( 85.7 %) of 21 rows, all of them in 0 of 1 requests\n",
-        "\n       0      8  small       \"x\\u{1b}\" 17        to large      stay          entropy_norm 0.0648\n",
+        "\n       0      8  small       \"x\\u{1b}\" #17       to large      stay          entropy_norm 0.0648\n",
         "are exact, after it a guess. `tokenrouter eval` measures.\n",
     ] {
         assert!(table.contains(part), "{part}\nis not in\n{table}");
