@@ -102,9 +102,8 @@ fn generated(answer: Generated) -> Result<Trace, String> {
         source: format!("route {}", answer.route),
         vocab_size: vocab_size("tokens", answer.tokens.iter().map(|token| token.id))?,
         notes: vec![
-            "An answer's JSON has no rows of candidates that were dropped: a recording has ([record]). A policy that drops \
-             candidates has other hand-offs and shares here than where it worked, even its own."
-                .to_owned(),
+            "An answer's JSON has no rows of candidates that were dropped: a recording has ([record]).".to_owned(),
+            "So a policy that drops candidates has other hand-offs and shares here, even its own.".to_owned(),
         ],
         ..Trace::default()
     };
