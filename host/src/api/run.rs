@@ -114,6 +114,8 @@ impl Run {
                 biased;
                 served = state.served(route) => served?,
                 error = over(&mut deadline) => return Err(error),
+                // What makes its policy may never come back.
+                () = state.admissions.closed() => return Err(ApiError::shutting_down()),
             };
             Ok::<_, ApiError>((slots, deadline, served))
         };

@@ -75,6 +75,21 @@ fn a_value_that_a_plugin_hangs_on_holds_nobody_up() {
 }
 
 #[test]
+fn a_stop_does_not_wait_for_a_value_that_hangs() {
+    let dir = tempfile::tempdir().unwrap();
+    let go = dir.path().join("go");
+    let server = Server::start(vec![letting(probe("r", json!({"to": 1}), OnError::FailRequest), &KEYS, 2)]);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| server.chat_with("r", &json!({"create_waits_for": go, "to": 0})));
+        server.until(|| server.get_json("/server_info").1["routes"][0]["variants"] == 1);
+        server.stop();
+        let (status, body) = waiting.join().unwrap();
+        assert_eq!((status, code(&body)), (503, "shutting_down"));
+    });
+    std::fs::write(&go, "").unwrap();
+}
+
+#[test]
 fn a_module_that_a_value_breaks_is_refused() {
     // The rehearsal runs out of fuel where the setting says so.
     let manifest = MANIFEST.replace(r#""abi""#, r#""settings": {"threshold": {"type": "number"}}, "abi""#);

@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -108,7 +108,7 @@ pub fn refused(route: RouteSetup) -> String {
 pub struct Server {
     pub engine: Arc<Engine>,
     address: SocketAddr,
-    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    stop: Mutex<Option<tokio::sync::oneshot::Sender<()>>>,
     thread: Option<JoinHandle<()>>,
     /// What `good` and the model `small` say before anything else happens.
     before: [String; 2],
@@ -137,10 +137,15 @@ impl Server {
         });
         let address = address.recv().unwrap();
         let before = Default::default();
-        let mut server = Self { engine, address, stop: Some(stop), thread: Some(thread), before };
+        let mut server = Self { engine, address, stop: Mutex::new(Some(stop)), thread: Some(thread), before };
         server.before = server.others();
         assert!(server.before.iter().all(|text| !text.is_empty()));
         server
+    }
+
+    /// As SIGTERM does.
+    pub fn stop(&self) {
+        self.stop.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     fn others(&self) -> [String; 2] {
@@ -226,7 +231,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.stop = None;
+        self.stop();
         let ended = self.thread.take().map(JoinHandle::join);
         assert!(std::thread::panicking() || matches!(ended, Some(Ok(()))), "the server ends well");
     }
