@@ -273,8 +273,8 @@ impl Drop for Making {
 }
 
 impl Engine {
-    /// The route with the settings `asked` for, from [`ServedRoute::settings_with`], in place of its own. Made if there is none: who
-    /// asks for the same meanwhile waits for it, and it is made whether or not anybody does.
+    /// The route with the settings `asked` for, from [`ServedRoute::settings_with`], in place of its own. Made if there
+    /// is none: who asks for the same meanwhile waits for it, and it is made whether or not anybody does.
     pub async fn variant(&self, of: &Arc<ServedRoute>, asked: &OwnSettings) -> Result<Arc<ServedRoute>, VariantError> {
         let route = of.name.clone();
         let Some(base) = &of.variants.base else { return Err(VariantError::Failed { route }) };

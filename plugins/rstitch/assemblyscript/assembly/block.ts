@@ -36,7 +36,7 @@ export const enum Signal {
 export const DROP: u32 = 0x80000000;
 
 /** What [[handOver]] does, and without it that the row stays. It has no branch: which rows are handed over cannot be
- * predicted, and a branch that is guessed wrong takes as long as all the rest of a row. */
+ * predicted. */
 // @ts-ignore: decorator
 @inline export function handOverIf(when: bool, row: i32, to: u32, leave: u32): void {
   store<u32>(tr_block + (<usize>row << 2), select<u32>(to + 1, 0, when), 0x400);
