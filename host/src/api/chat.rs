@@ -12,6 +12,7 @@ use super::answer::{self, Streaming, TokenNames, Usage};
 use super::choice::{Entry, Piece};
 use super::error::ApiError;
 use super::http::json_response;
+use super::misplaced;
 use super::params::{Generation, Names};
 use super::prompt::{Truncate, prompt_logprobs};
 use super::reader::{Fields, Warned};
@@ -20,7 +21,7 @@ use super::run::{Answer, Ask, Options, Run, check_choices};
 use super::shown::{RequestName, Shown};
 use super::sse::{self, Encoder};
 use super::state::{AppState, Route, unix_time};
-use super::unbuilt::{NATIVE_ONLY, elsewhere, refuse_unbuilt, special_tokens};
+use super::unbuilt::{refuse_unbuilt, special_tokens};
 use crate::engine::OwnSettings;
 use crate::request::{MAX_TOP_LOGPROBS, PromptLogprobs, Score, TokenId};
 
@@ -94,8 +95,7 @@ pub(super) struct Asked {
 impl Asked {
     pub(super) fn read(mut fields: Fields, route: &Route, warned: &Warned) -> Result<Self, ApiError> {
         refuse_unbuilt(&mut fields)?;
-        elsewhere(&mut fields, NATIVE_ONLY, "use `prompt_logprobs` and `logprobs`")?;
-        elsewhere(&mut fields, &["echo"], "use /v1/completions")?;
+        misplaced::refuse(&mut fields, misplaced::CHAT)?;
         let mut generation = Generation::read(&mut fields, NAMES, &route.defaults, route.vocab)?;
         let settings = routing::settings(&mut fields, &route.served)?;
         let streaming = Streaming::read(&mut fields)?;

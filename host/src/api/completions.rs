@@ -12,6 +12,7 @@ use super::answer::{self, Streaming, TokenNames, Usage};
 use super::choice::{Entry, Piece};
 use super::error::ApiError;
 use super::http::json_response;
+use super::misplaced;
 use super::params::{Generation, Names};
 use super::prompt::{Encoded, Truncate, prompt_logprobs};
 use super::prompts::Prompts;
@@ -22,7 +23,7 @@ use super::shown::{RequestName, Shown};
 use super::sse::{self, Encoder};
 use super::state::{AppState, Route, unix_time};
 use super::tokenise::Prepare;
-use super::unbuilt::{NATIVE_ONLY, elsewhere, refuse_unbuilt, special_tokens};
+use super::unbuilt::{refuse_unbuilt, special_tokens};
 use crate::engine::OwnSettings;
 use crate::request::{MAX_TOP_LOGPROBS, PromptLogprobs, Score, TokenId};
 
@@ -92,8 +93,7 @@ pub(super) struct Asked {
 impl Asked {
     pub(super) fn read(mut fields: Fields, route: &Route, warned: &Warned) -> Result<Self, ApiError> {
         refuse_unbuilt(&mut fields)?;
-        elsewhere(&mut fields, NATIVE_ONLY, "use `prompt_logprobs` and `logprobs`")?;
-        elsewhere(&mut fields, &["continue_final_message"], "a completion always continues its prompt; leave it out")?;
+        misplaced::refuse(&mut fields, misplaced::COMPLETIONS)?;
         let echo = fields.boolean("echo")?.unwrap_or(false);
         let names = Names { least: i64::from(!echo), ..NAMES };
         let mut generation = Generation::read(&mut fields, names, &route.defaults, route.vocab)?;

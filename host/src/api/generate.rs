@@ -13,6 +13,7 @@ use super::answer::{self, Usage};
 use super::choice::{End, Piece, Reason};
 use super::error::ApiError;
 use super::http::json_response;
+use super::misplaced;
 use super::native::{self, Each, Logprobs};
 use super::params::{Generation, Names, cache_salt};
 use super::prompt::Encoded;
@@ -24,7 +25,7 @@ use super::sse::{self, Encoder};
 use super::state::{AppState, Route};
 use super::structured;
 use super::tokenise::Prepare;
-use super::unbuilt::{OPENAI_ONLY, elsewhere, refuse_unbuilt, special_tokens};
+use super::unbuilt::{refuse_unbuilt, special_tokens};
 use crate::engine::OwnSettings;
 use crate::request::PromptLogprobs;
 
@@ -95,8 +96,7 @@ pub(super) struct Asked {
 impl Asked {
     pub(super) fn read(mut fields: Fields, route: &Route, warned: &Warned) -> Result<Self, ApiError> {
         refuse_unbuilt(&mut fields)?;
-        let remedy = "use `return_logprob` and its fields, or /v1/completions";
-        elsewhere(&mut fields, OPENAI_ONLY, remedy)?;
+        misplaced::refuse(&mut fields, misplaced::GENERATE)?;
         let settings = routing::settings(&mut fields, &route.served)?;
         let form = structured::read(&mut fields)?;
         let (field, prompts) = match (fields.take("text"), fields.take("input_ids")) {
@@ -114,8 +114,7 @@ impl Asked {
         for (name, given) in sampling {
             let mut sampling = Fields::of(&name, given.unwrap_or_else(|| json!({})))?;
             refuse_unbuilt(&mut sampling)?;
-            elsewhere(&mut sampling, OPENAI_ONLY, remedy)?;
-            elsewhere(&mut sampling, &["routing"], "give it beside `sampling_params`")?;
+            misplaced::refuse(&mut sampling, misplaced::SAMPLING_PARAMS)?;
             let mut generation = Generation::read(&mut sampling, NAMES, &route.defaults, route.vocab)?;
             generation.cache_salt = salt.clone().or(generation.cache_salt);
             generation.form = structured::only(form.clone(), generation.form)?;

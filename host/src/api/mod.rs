@@ -19,6 +19,7 @@ mod health;
 mod http;
 mod info;
 mod metrics;
+mod misplaced;
 mod models;
 mod native;
 mod openapi;

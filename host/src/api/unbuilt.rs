@@ -55,19 +55,6 @@ pub(super) const WITHOUT_EFFECT: &[&str] = &[
     "spaces_between_special_tokens",
 ];
 
-/// Fields of /generate that OpenAI's endpoints have in another form.
-pub const NATIVE_ONLY: &[&str] = &["return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"];
-
-/// Fields of OpenAI's endpoints that /generate has in another form, or not at all.
-pub const OPENAI_ONLY: &[&str] = &[
-    "echo",
-    "prompt_logprobs",
-    "return_tokens_as_token_ids",
-    "return_token_ids",
-    "continue_final_message",
-    "truncate_prompt_tokens",
-];
-
 /// Names of the fields that no endpoint has.
 pub(super) fn refused_names() -> impl Iterator<Item = &'static str> {
     REFUSED.iter().flat_map(|(names, ..)| *names).copied()
@@ -88,11 +75,6 @@ pub fn refuse_unbuilt(fields: &mut Fields) -> Result<(), ApiError> {
         fields.take(name);
     }
     Ok(())
-}
-
-/// Fields that one group of endpoints has and another has not: there they are refused, not ignored.
-pub fn elsewhere(fields: &mut Fields, names: &[&str], remedy: &str) -> Result<(), ApiError> {
-    names.iter().try_for_each(|name| fields.refuse(name, off, remedy))
 }
 
 /// Read `add_special_tokens`, which must be what the endpoint does anyway, unless the model's tokenizer

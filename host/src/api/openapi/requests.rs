@@ -9,9 +9,10 @@ use super::schema::{
 };
 use crate::api::abort::MAX_NAMES;
 use crate::api::chat::MAX_MESSAGES;
+use crate::api::misplaced::{self, CHAT, COMPLETIONS, GENERATE, Misplaced, SAMPLING_PARAMS};
 use crate::api::prompts::MAX_PROMPTS;
 use crate::api::shown::MAX_NAME;
-use crate::api::unbuilt::{NATIVE_ONLY, OPENAI_ONLY, WITHOUT_EFFECT, refused_names};
+use crate::api::unbuilt::{WITHOUT_EFFECT, refused_names};
 use crate::request::MAX_TOP_LOGPROBS;
 
 /// Log-probabilities of so many tokens at most.
@@ -19,24 +20,22 @@ const TOP: i64 = MAX_TOP_LOGPROBS as i64;
 
 /// Schemas of all bodies, by name.
 pub fn schemas() -> Vec<Field> {
-    let openai = NATIVE_ONLY.iter().copied();
-    let native = OPENAI_ONLY.iter().copied();
     vec![
-        ("ChatRequest", refusing(chat(), openai.clone().chain(["echo"]))),
-        ("CompletionRequest", refusing(completion(), openai.chain(["continue_final_message"]))),
-        ("GenerateRequest", refusing(generate(), native.clone())),
-        ("SamplingParams", refusing(taken(vec![], sampling_params()), native.chain(["routing"]))),
+        ("ChatRequest", refusing(chat(), CHAT)),
+        ("CompletionRequest", refusing(completion(), COMPLETIONS)),
+        ("GenerateRequest", refusing(generate(), GENERATE)),
+        ("SamplingParams", refusing(taken(vec![], sampling_params()), SAMPLING_PARAMS)),
         ("Message", message()),
         ("Prompt", prompt()),
-        ("TokenizeRequest", refusing(tokenize(), [])),
+        ("TokenizeRequest", refusing(tokenize(), &[])),
         ("DetokenizeRequest", detokenize()),
         ("AbortRequest", abort()),
     ]
 }
 
 /// Name the fields that a request may not use, and those that come to nothing.
-fn refusing(mut schema: Value, more: impl IntoIterator<Item = &'static str>) -> Value {
-    let names: Vec<&str> = refused_names().chain(more).collect();
+fn refusing(mut schema: Value, misplaced: &[Misplaced]) -> Value {
+    let names: Vec<&str> = refused_names().chain(misplaced::names(misplaced)).collect();
     for &name in WITHOUT_EFFECT {
         schema["properties"][name] = about(json!({}), "Accepted, without effect.");
     }

@@ -35,13 +35,25 @@ export const enum Signal {
 /** The candidate is dropped: the other model writes its position. */
 export const DROP: u32 = 0x80000000;
 
-/** What [[handOver]] does, and without it that the row stays. It has no branch: which rows are handed over cannot be
- * predicted. */
+/** In which of four rows, from `row`, a signal is above a threshold: all bits of a lane or none. NaN is above none. */
 // @ts-ignore: decorator
-@inline export function handOverIf(when: bool, row: i32, to: u32, leave: u32): void {
-  store<u32>(tr_block + (<usize>row << 2), select<u32>(to + 1, 0, when), 0x400);
+@inline export function above4(column: Signal, row: i32, threshold: f64): v128 {
+  const at = tr_block + <usize>column + (<usize>row << 2), limit = f64x2.splat(threshold);
+  const first = f64x2.gt(f64x2.promote_low_f32x4(v128.load64_zero(at)), limit);
+  const last = f64x2.gt(f64x2.promote_low_f32x4(v128.load64_zero(at, 8)), limit);
+  // Of each f64 one half.
+  return v128.shuffle<i32>(first, last, 0, 2, 4, 6);
+}
+
+/** What [[handOver]] does with those of four rows, from `row`, whose lanes have all bits; the others stay. It has no
+ * branch: which rows are handed over cannot be predicted. What is written for rows that do not exist, up to three, is
+ * within the columns, and nobody reads it. */
+// @ts-ignore: decorator
+@inline export function handOver4If(when: v128, row: i32, to: u32, leave: u32): void {
+  const at = tr_block + (<usize>row << 2);
+  v128.store(at, v128.and(when, i32x4.splat(to + 1)), 0x400);
   // Read only where the row is handed over.
-  store<u32>(tr_block + (<usize>row << 2), leave, 0x800);
+  v128.store(at, i32x4.splat(leave), 0x800);
 }
 
 /** Hand a row over to a model. `leave`: `DROP` or 0, with the visit's budget of tokens, 0 for none. */

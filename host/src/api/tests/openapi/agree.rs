@@ -1,5 +1,6 @@
 //! The schemas of requests accept what the readers accept.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jsonschema::Validator;
@@ -123,4 +124,50 @@ fn schemas_accept_what_the_readers_accept() {
         }
     }
     assert!(agreed > 5000 && refused > 1000, "{agreed} {refused}");
+}
+
+/// Names that a schema reads, and those that it refuses.
+fn read_and_refused(schema: &Value) -> (BTreeSet<&str>, BTreeSet<&str>) {
+    let read = schema["properties"].as_object().unwrap().keys().map(String::as_str).collect();
+    (read, schema["x-refused-fields"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect())
+}
+
+#[test]
+fn what_one_endpoint_reads_the_others_read_or_refuse() {
+    let document = document();
+    let schemas = endpoints().into_iter().map(|endpoint| endpoint.schema);
+    let fields: Vec<_> =
+        schemas.map(|name| (name, read_and_refused(&document["components"]["schemas"][name]))).collect();
+    for (name, (read, refused)) in &fields {
+        assert_eq!(read.intersection(refused).next(), None, "{name}");
+        for (other, (others, _)) in &fields {
+            let ignored: Vec<_> =
+                others.iter().filter(|field| !read.contains(*field) && !refused.contains(*field)).collect();
+            assert!(ignored.is_empty(), "{name} ignores fields of {other}: {ignored:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_refused_is_refused_with_its_name() {
+    let document = document();
+    let text = Arc::new(ModelText::new(demo(), None, &Value::Null));
+    let route = fuzzed::route(&text);
+    for endpoint in endpoints() {
+        for field in read_and_refused(&document["components"]["schemas"][endpoint.schema]).1 {
+            let read = |value: Value| {
+                let mut body = endpoint.base.clone();
+                match endpoint.within {
+                    Some(within) => body[within][field] = value,
+                    None => body[field] = value,
+                }
+                (endpoint.read)(Fields::parse(body.to_string().as_bytes()).unwrap(), &route)
+            };
+            assert!(read(Value::Null).is_ok(), "{} {field}", endpoint.schema);
+            let error = read(json!("asks")).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.code), (400, "unsupported_parameter"), "{field}");
+            let place = endpoint.within.map_or(String::new(), |within| format!("{within}."));
+            assert_eq!(error.param, Some(format!("{place}{field}")));
+        }
+    }
 }
