@@ -37,6 +37,8 @@ pub struct DeviceMemory {
 pub struct Devices<'a> {
     look: &'a dyn Fn(u32) -> Result<DeviceMemory, String>,
     seen: BTreeMap<u32, Result<DeviceMemory, String>>,
+    /// Why `auto` means the CPU has been told.
+    told: bool,
 }
 
 /// Ask the CUDA driver.
@@ -47,7 +49,7 @@ pub fn cuda_memory(ordinal: u32) -> Result<DeviceMemory, String> {
 impl<'a> Devices<'a> {
     /// `look`: the device with this number, or one sentence about what was looked for and where.
     pub fn new(look: &'a dyn Fn(u32) -> Result<DeviceMemory, String>) -> Self {
-        Self { look, seen: BTreeMap::new() }
+        Self { look, seen: BTreeMap::new(), told: false }
     }
 
     /// The CUDA device `ordinal`.
@@ -64,9 +66,9 @@ impl<'a> Devices<'a> {
                 Ok(_) => Device::Cuda(ordinal),
                 Err(reason) => return Err(format!("models.{name}.device = \"cuda:{ordinal}\": {reason}")),
             },
-            DeviceChoice::Auto => match self.cuda(0) {
-                Ok(memory) => {
-                    tracing::info!(model = name, "device auto: cuda:0, {}", memory.name);
+            DeviceChoice::Auto => match self.cuda(0).map(|memory| memory.name.clone()).map_err(str::to_owned) {
+                Ok(device) => {
+                    tracing::info!(model = name, "device auto: cuda:0, {device}");
                     Device::Cuda(0)
                 }
                 Err(reason) => {
@@ -79,7 +81,10 @@ impl<'a> Devices<'a> {
                             "models.{name}.dtype = \"bf16\": the CPU computes in f32, and {reason}; use \"auto\""
                         ));
                     }
-                    tracing::info!(model = name, "device auto: the CPU, since {reason}");
+                    // It holds for all models.
+                    if !std::mem::replace(&mut self.told, true) {
+                        tracing::info!("device auto: the CPU, since {reason}");
+                    }
                     Device::Cpu
                 }
             },

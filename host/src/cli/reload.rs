@@ -9,7 +9,7 @@ use super::build::{Prepared, start_failure};
 use super::front::{InForce, Secrets};
 use super::output::Failure;
 use super::serve::load;
-use crate::api::{Refused, Reloaded};
+use crate::api::{Refused, Reload, Reloaded};
 use crate::config::Config;
 use crate::engine::{Engine, RouteChanges, StartError};
 use crate::request::ModelId;
@@ -33,6 +33,16 @@ impl From<Failure> for Refused {
             2 => Self::Config(failure.line()),
             _ => Self::Work(failure.line()),
         }
+    }
+}
+
+/// Reload at each signal, without end. Signals that come during a reload lead to one more together; `signal` keeps
+/// them until then.
+pub async fn at_each(mut signal: impl AsyncFnMut() -> Option<()>, reload: &Arc<Reload>) {
+    while signal().await.is_some() {
+        let reload = reload.clone();
+        // It goes on if the server begins to stop meanwhile, and logs what it comes to.
+        drop(tokio::spawn(async move { reload.run().await }).await);
     }
 }
 
@@ -124,6 +134,30 @@ fn refuse_recorded(before: &Prepared, next: &Prepared, changes: &RouteChanges) -
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn signals_during_a_reload_are_one() {
+        let (began, begins) = std::sync::mpsc::channel();
+        let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
+        let may_go_on = Mutex::new(may_go_on);
+        let reload = Arc::new(Reload::new(move || {
+            began.send(()).unwrap();
+            let _ = may_go_on.lock().unwrap().recv();
+            Ok(Reloaded::default())
+        }));
+        let (signals, mut signalled) = tokio::sync::watch::channel(());
+        let many = async {
+            signals.send(()).unwrap();
+            let first = tokio::task::spawn_blocking(move || begins.recv().map(|()| begins));
+            let begins = first.await.unwrap().unwrap();
+            (0..50).for_each(|_| signals.send(()).unwrap());
+            drop((signals, go_on));
+            begins
+        };
+        let (begins, ()) = tokio::join!(many, at_each(async || signalled.changed().await.ok(), &reload));
+        drop(reload);
+        assert_eq!(begins.iter().count(), 1);
+    }
 
     #[test]
     fn each_refusal_has_its_kind() {

@@ -1,5 +1,6 @@
 //! `tokenrouter serve`
 
+use std::convert::Infallible;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,13 +11,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::args::Serve;
 use super::build::{self, Prepared};
 use super::front::{InForce, Secrets};
-use super::listen::{bind, bind_admin, bind_socket, check_files, check_socket, socket_path};
+use super::listen::{Place, bind_socket, check_files, check_socket, socket_path};
 use super::notify::notify;
 use super::output::Failure;
 use super::plan::table;
 use super::progress::Progress;
 use super::record;
-use super::reload::Reloader;
+use super::reload::{Reloader, at_each};
 use super::report::{self, PluginInfo};
 use crate::api::{self, Access, AppState, Listener, Reload, TraceSettings, Traces};
 use crate::config::{self, AdminKey, Config, ConfigError, ServerConfig};
@@ -48,18 +49,21 @@ async fn serve(arguments: &Serve, config: Config) -> Result<(), Failure> {
     let (tcp, drain) = (config.server.front.tcp, Drain::of(&config.server));
     let in_force = InForce::new(Secrets::read(&config)?);
     check_socket(&config)?;
-    // A port in use shows before minutes of loading; until the models work nobody is kept waiting.
-    // Both at once, as they will be: they may be in each other's way.
-    let probe = if tcp { Some(bind(address).await?) } else { None };
-    let admin_address = config.server.admin;
-    if let Some(admin) = admin_address {
-        drop(bind_admin(admin).await?);
-        if !admin.ip().is_loopback() && config.server.admin_keys.is_empty() {
-            let file = config.file.display();
-            tracing::warn!("{file}: server.admin = \"{admin}\": whoever reaches it may reload; set server.admin_key");
+    // A port in use shows before minutes of loading.
+    let place = tcp.then(|| Place::main(address)).transpose()?;
+    let admin_place = match config.server.admin {
+        Some(admin) => {
+            let place = Place::admin(admin, tcp.then_some(address))?;
+            if !admin.ip().is_loopback() && config.server.admin_keys.is_empty() {
+                let file = config.file.display();
+                tracing::warn!(
+                    "{file}: server.admin = \"{admin}\": whoever reaches it may reload; set server.admin_key"
+                );
+            }
+            Some(place)
         }
-    }
-    drop(probe);
+        None => None,
+    };
     let start = move || {
         record::check(&config)?;
         let prepared = build::prepare(config)?;
@@ -87,24 +91,20 @@ async fn serve(arguments: &Serve, config: Config) -> Result<(), Failure> {
     state.front = in_force.door(&prepared.config);
     state.access = Access::new(server.admin.is_some(), server.admin_keys.iter().map(AdminKey::expose));
     let listener = Listener {
-        tcp: if tcp { Some(bind(address).await?) } else { None },
+        tcp: place.map(Place::listen).transpose()?,
         tls: in_force.tls.clone(),
         unix: bind_socket(&prepared.config)?,
     };
     check_files(&prepared.config);
     let address = listener.tcp.as_ref().map(|tcp| tcp.local_addr()).transpose().map_err(Failure::work)?;
-    let admin = match admin_address {
-        Some(admin) => {
-            let tcp = Some(bind_admin(admin).await?);
-            Some(Listener { tcp, tls: in_force.tls.clone(), unix: None })
-        }
-        None => None,
-    };
+    let admin = admin_place.map(Place::listen).transpose()?;
+    let admin = admin.map(|tcp| Listener { tcp: Some(tcp), tls: in_force.tls.clone(), unix: None });
     let admin_address =
         admin.as_ref().and_then(|admin| Some(admin.tcp.as_ref()?.local_addr())).transpose().map_err(Failure::work)?;
+    let api_keys = state.front.keys.current().len();
     let mut stdout = io::stdout().lock();
     // Whoever started the server may have closed its output.
-    let screen = screen(&prepared, recording.as_ref(), address, admin_address);
+    let screen = screen(&prepared, recording.as_ref(), address, admin_address, api_keys);
     let _ = stdout.write_all(screen.as_bytes()).and_then(|()| stdout.flush());
     drop(stdout);
     let reloader = Reloader::new(arguments.clone(), prepared, engine.clone(), state.config_sha256.clone(), in_force);
@@ -170,21 +170,22 @@ async fn until_stopped(
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let draining = state.clone();
     let mut serving = std::pin::pin!(api::serve(listener, state, async { drop(stopped.await) }));
-    loop {
-        tokio::select! {
-            ended = &mut serving => return ended.map_err(Failure::work),
-            () = signals.next() => break,
-            _ = hangup.recv() => {
-                let reload = reload.clone();
-                // It logs what it comes to.
-                drop(tokio::spawn(async move { reload.run().await }));
-            }
-        }
+    let reloads = async {
+        at_each(async || hangup.recv().await, reload).await;
+        std::future::pending::<Infallible>().await
+    };
+    tokio::select! {
+        ended = &mut serving => return ended.map_err(Failure::work),
+        () = signals.next() => {}
+        never = reloads => match never {},
     }
     notify("STOPPING=1");
     draining.start_leaving();
     if !drain.grace.is_zero() {
-        tracing::info!(seconds = drain.grace.as_secs_f64(), "stopping: requests are still taken for drain_grace_s");
+        tracing::warn!(
+            seconds = drain.grace.as_secs_f64(),
+            "stopping: requests are still taken for drain_grace_s; signal again to end at once"
+        );
         tokio::select! {
             ended = &mut serving => return ended.map_err(Failure::work),
             () = tokio::time::sleep(drain.grace) => {}
@@ -193,7 +194,7 @@ async fn until_stopped(
     }
     draining.start_draining();
     engine.stop_accepting();
-    tracing::info!(
+    tracing::warn!(
         requests = engine.live_requests(),
         "stopping: running requests may finish; signal again to end at once"
     );
@@ -236,6 +237,7 @@ fn screen(
     recording: Option<&Recording>,
     address: Option<SocketAddr>,
     admin: Option<SocketAddr>,
+    api_keys: usize,
 ) -> String {
     let config = &prepared.config;
     let recorded = recording.map(|r| record::line(config, r)).unwrap_or_default();
@@ -248,12 +250,21 @@ fn screen(
     let traces = config.traces.as_ref().map(traced).unwrap_or_default();
     let hint = curl.map(|curl| format!("\nTry:\n  {curl}\n")).unwrap_or_default();
     format!(
-        "\nTokenRouter {} serves {} at {place}\n\n{}\n{}{recorded}{traces}{admin}{hint}",
+        "\nTokenRouter {} serves {} ({}) at {place}\n\n{}\n{}{recorded}{traces}{admin}{hint}",
         env!("CARGO_PKG_VERSION"),
         config.file.display(),
+        keys_needed(api_keys),
         prepared.plan,
         report::routes(config, &plugin_infos(prepared)),
     )
+}
+
+/// Who may ask, for the start screen.
+fn keys_needed(api_keys: usize) -> String {
+    match api_keys {
+        0 => "no API key required".into(),
+        count => format!("API key required, {count} in force"),
+    }
 }
 
 /// What is traced, for the start screen.

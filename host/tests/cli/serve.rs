@@ -31,10 +31,21 @@ fn an_admin_address_in_the_way_of_the_servers_own() {
     assert!(refused.starts_with(&format!("server.admin = \"{free}\": cannot listen there (")), "{refused}");
 }
 
+/// The demo has four models, and one reason holds for all of them.
+#[test]
+fn why_models_are_on_the_cpu_is_told_once() {
+    let output = run(&["check", "config/demo.toml", "--log", "info"]);
+    let log = text(&output.stderr);
+    let expected = usize::from(!log.contains("device auto: cuda:0"));
+    assert_eq!(log.matches("device auto: the CPU, since ").count(), expected, "{log}");
+}
+
 /// A running server; ended when a test fails.
 struct Server {
     process: Child,
     address: String,
+    /// Who needs a key, as the start says.
+    keys: String,
 }
 
 impl Drop for Server {
@@ -64,10 +75,11 @@ impl Server {
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
         let screen: Vec<String> = lines.by_ref().take_while(|line| !line.starts_with("  curl")).collect();
         let first = screen.iter().find(|line| line.contains("serves config/demo.toml")).unwrap();
+        let keys = first.split(['(', ')']).nth(1).unwrap();
         // A Unix socket may stand behind it.
         let address = first.split("http://").nth(1).unwrap().split(" and ").next().unwrap().to_owned();
         // Dropping the pipe is fine: a server does not die of a reader who leaves.
-        Self { process, address }
+        Self { process, address, keys: keys.into() }
     }
 
     fn send(&self, request: &str) -> TcpStream {
@@ -95,6 +107,7 @@ fn completion(max_tokens: u32) -> String {
 #[test]
 fn serving_and_draining() {
     let mut server = Server::start();
+    assert_eq!(server.keys, "no API key required");
     let mut answer = String::new();
     server.send("GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
@@ -209,7 +222,7 @@ fn logs_that_nobody_reads() {
 
 #[test]
 fn a_second_signal_ends_at_once() {
-    let mut server = Server::start();
+    let mut server = Server::logging("warn", Stdio::piped());
     let mut running = BufReader::new(server.send(&completion(2000)));
     let mut line = String::new();
     running.read_line(&mut line).unwrap();
@@ -222,6 +235,9 @@ fn a_second_signal_ends_at_once() {
     }
     server.signal("INT");
     assert_eq!(server.process.wait().unwrap().code(), Some(1));
+    let mut log = String::new();
+    server.process.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    assert!(log.contains("signal again to end at once"), "{log}");
 }
 
 #[test]
@@ -243,7 +259,7 @@ fn what_a_server_is_told_by_its_door() {
         ("NOTIFY_SOCKET", notify.to_str().unwrap()),
     ];
     let mut server = Server::with(&variables, "warn", Stdio::null());
-    assert_eq!(told(), "READY=1");
+    assert_eq!((server.keys.as_str(), told().as_str()), ("API key required, 1 in force", "READY=1"));
     let ask = |path: &str, key: &str| {
         let mut stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
         let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nX-Api-Key: {key}\r\nConnection: close\r\n\r\n");
