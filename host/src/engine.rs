@@ -5,6 +5,7 @@ mod checked;
 mod counts;
 mod deliver;
 mod errors;
+mod faults;
 mod keeper;
 mod nets;
 mod patience;
@@ -290,6 +291,7 @@ impl Engine {
             stopping: AtomicBool::new(false),
             observer,
             paces: OnceLock::new(),
+            faults: Default::default(),
         });
         let zero = Instant::now();
         let boards: Vec<Arc<Board>> = models.iter().map(|_| Arc::default()).collect();

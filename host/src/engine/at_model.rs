@@ -6,8 +6,10 @@ use std::time::Instant;
 use crossbeam_channel::Sender;
 
 use super::deliver::Events;
+use super::faults::AtWork;
 use super::keeper::Upkeep;
 use super::shared::{Live, Shared};
+use crate::policy::monitor::Names;
 use crate::request::{Event, ModelDown, ModelId, RouteId, Told};
 use crate::subserver::worker::Surroundings;
 use crate::subserver::{Effect, Message};
@@ -21,11 +23,32 @@ pub(super) struct AtModel {
     pub events: Sender<Events>,
 }
 
+/// Whom a line of the log is about.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Line {
+    pub route: String,
+    pub plugin: String,
+    pub model: String,
+    /// Lines like it that were left out since the last, where there are any.
+    pub untold: Option<u64>,
+}
+
 impl AtModel {
-    /// Names of a route and of its policy, for the log.
-    fn names(&self, route: RouteId) -> (String, String) {
+    /// What the log says of `route`, whose policy `fails` in `hook` or goes on as it should not. `None`: enough was
+    /// told of it, as clients bring it about by ever other settings.
+    pub fn line(&self, route: RouteId, hook: &'static str, fails: bool, at: Instant) -> Option<Line> {
+        let model = self.shared.models[self.model.index()].name.clone();
         let info = self.shared.registry().info(route);
-        info.map_or_else(Default::default, |info| (info.title(), info.policy.clone().unwrap_or_default()))
+        let Some(info) = info else {
+            return Some(Line { route: String::new(), plugin: String::new(), model, untold: None });
+        };
+        let (route, plugin) = (info.name.clone(), info.policy.clone().unwrap_or_default());
+        let names = Names { route, model: model.clone(), plugin: plugin.clone() };
+        let untold = match info.variant {
+            None => None,
+            Some(_) => Some(self.shared.faults.tell(AtWork { names, hook, fails }, at)?).filter(|untold| *untold > 0),
+        };
+        Some(Line { route: info.title(), plugin, model, untold })
     }
 
     /// The model's thread has ended by a panic. Nobody answers there, so all that may need it fails, after what
@@ -62,28 +85,30 @@ impl Surroundings for AtModel {
                 Effect::Event(id, event) => events.push((id, Told { at, event })),
                 Effect::ModelDown(down) => self.shared.model_down(self.model, down),
                 Effect::PolicyFailed { route, hook, step, message, disables } => {
-                    let (route, model) = (RouteId(route), self.model);
-                    let (name, plugin) = self.names(route);
+                    let route = RouteId(route);
                     let then =
                         if disables { "the route takes no new requests" } else { "its requests follow on_error" };
-                    let model_name = &self.shared.models[model.index()].name;
-                    tracing::error!(
-                        plugin,
-                        route = name,
-                        model = model_name,
-                        hook,
-                        step,
-                        "{message}; the policy is not called again at this model, and {then}"
-                    );
+                    if let Some(Line { route, plugin, model, untold }) = self.line(route, hook, true, at) {
+                        tracing::error!(
+                            plugin,
+                            route,
+                            model,
+                            hook,
+                            step,
+                            untold,
+                            "{message}; the policy is not called again at this model, and {then}"
+                        );
+                    }
                     self.shared.policy_failed(route);
                     if disables {
-                        self.shared.disable(route, model, hook);
+                        self.shared.disable(route, self.model, hook);
                     }
                 }
                 Effect::PolicyNote { route, step, note } => {
-                    let (route, plugin) = self.names(RouteId(route));
-                    let model = &self.shared.models[self.model.index()].name;
-                    tracing::warn!(plugin, route, model, hook = note.hook.name(), step, "{}", note.message);
+                    let hook = note.hook.name();
+                    if let Some(Line { route, plugin, model, untold }) = self.line(RouteId(route), hook, false, at) {
+                        tracing::warn!(plugin, route, model, hook, step, untold, "{}", note.message);
+                    }
                 }
                 Effect::Detached(detached) => {
                     let _ = self.shared.upkeep.send(Upkeep::Detached(self.model, detached));

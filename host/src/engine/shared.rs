@@ -11,6 +11,7 @@ use crossbeam_channel::Sender;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::counts::{Ended, Progress};
+use super::faults::FaultsAtWork;
 use super::keeper::{Registry, Upkeep};
 use super::routes::ModelPlace;
 use super::table::{Routes, ServedRoute};
@@ -42,6 +43,8 @@ pub(super) struct Shared {
     pub observer: Option<Arc<dyn Observer>>,
     /// Where the paces of requests are entered, if somebody wants to know.
     pub paces: OnceLock<Paces>,
+    /// Of variants.
+    pub faults: FaultsAtWork,
 }
 
 pub(super) struct Live {

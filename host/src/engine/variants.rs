@@ -3,12 +3,13 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use std::{fmt, io};
 
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 
+use super::faults::Faults;
 use super::table::ServedRoute;
 use super::workshop::{Change, PATIENCE, Workshop};
 use super::{Engine, Makers, RouteSetup, StartError};
@@ -366,37 +367,9 @@ fn told(error: &StartError, of: &ServedRoute) -> VariantError {
     answer
 }
 
-/// Requests choose how often settings are tried, so not every fault of that is told.
-#[derive(Default)]
-struct Faults {
-    told: Option<Instant>,
-    untold: u64,
-}
-
-impl Faults {
-    const EVERY: Duration = Duration::from_secs(10);
-
-    /// Whether the fault of this moment is to be told; then with how many were not since the last one that was.
-    fn tell(&mut self, now: Instant) -> Option<u64> {
-        if self.told.is_some_and(|told| now.saturating_duration_since(told) < Self::EVERY) {
-            self.untold += 1;
-            return None;
-        }
-        self.told = Some(now);
-        Some(std::mem::take(&mut self.untold))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn faults_are_told_at_times() {
-        let (mut faults, start) = (Faults::default(), Instant::now());
-        let told = [0, 1, 9, 10, 11, 30].map(|second| faults.tell(start + Duration::from_secs(second)));
-        assert_eq!(told, [Some(0), None, None, Some(2), None, Some(1)]);
-    }
 
     #[test]
     fn sizes_are_those_of_the_text() {

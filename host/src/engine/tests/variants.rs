@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::reload::world::{Every, V, W, World, alone, text};
 use super::*;
+use crate::engine::at_model::{AtModel, Line};
 
 /// Tokens that take a while.
 const LONG: u32 = 20_000;
@@ -257,6 +258,28 @@ fn one_whose_policy_failed_is_made_anew() {
         assert!(!world.engine.route("r").unwrap().has_failed());
         wait_for(|| two.instances() == 4);
     }
+}
+
+/// Each of them is told for the route itself. Clients choose how many other settings there are.
+#[test]
+fn faults_of_all_variants_are_told_as_those_of_one() {
+    let world = World::new(0);
+    world.set(&[("r", &Every::new(2).letting(&["tokens"], 8))]).unwrap();
+    let [own, three, four] = [2, 3, 4].map(|tokens| world.tokens(tokens).unwrap().id);
+    let (events, _) = crossbeam_channel::unbounded();
+    let model = AtModel { shared: world.engine.shared.clone(), model: ModelId(0), events };
+    let start = Instant::now();
+    let line = |route, hook, fails, second| model.line(route, hook, fails, start + Duration::from_secs(second));
+    let told =
+        |route: &str, untold| Some(Line { route: route.into(), plugin: "every".into(), model: "m0".into(), untold });
+    let with = |tokens| format!("r with settings {{\"tokens\":{tokens},\"weights\":null}}");
+    assert_eq!(line(three, "route", true, 0), told(&with(3), None));
+    assert_eq!((line(four, "route", true, 1), line(three, "route", true, 2)), (None, None));
+    // Other hooks and what does not end a policy are told apart.
+    assert_eq!(line(four, "send", true, 2), told(&with(4), None));
+    assert_eq!((line(four, "route", false, 2), line(three, "route", false, 3)), (told(&with(4), None), None));
+    assert_eq!([3, 4].map(|second| line(own, "route", true, second)), [told("r", None), told("r", None)]);
+    assert_eq!(line(four, "route", true, 10), told(&with(4), Some(2)));
 }
 
 #[test]
