@@ -83,6 +83,23 @@ pub fn sizes(uri: &Uri, headers: &HeaderMap, limits: HeadLimits) -> Result<(), A
     Ok(())
 }
 
+/// Refuse a body that is sent in any other way than as it is, or chunked once. The HTTP library reads all that ends in
+/// `chunked` as if nothing else had been done to it.
+pub fn transfer(headers: &HeaderMap) -> Result<(), ApiError> {
+    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    let first = codings.next().map(|value| value.as_bytes().trim_ascii());
+    if first.is_none_or(|coding| coding.eq_ignore_ascii_case(b"chunked")) && codings.next().is_none() {
+        return Ok(());
+    }
+    let all = headers.get_all(header::TRANSFER_ENCODING).iter();
+    let all: Vec<_> = all.map(|value| String::from_utf8_lossy(value.as_bytes())).collect();
+    let message = format!(
+        "The transfer encoding `{}` is not supported; send the body as it is, or `chunked` alone and once.",
+        all.join(", ")
+    );
+    Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, "unsupported_transfer_encoding", message))
+}
+
 /// Refuse what can be read in two ways. `ambiguous` says that the body has two lengths.
 pub fn unambiguous(version: Version, uri: &Uri, headers: &HeaderMap, ambiguous: bool) -> Result<(), ApiError> {
     let wrong = |message: &str| Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_request", message));
@@ -126,6 +143,33 @@ mod tests {
             let mut parts = Scanner::default();
             head.bytes().for_each(|byte| parts.feed(&[byte]));
             assert_eq!((whole.ambiguous(), parts.ambiguous()), (expected, expected), "{head}");
+        }
+    }
+
+    #[test]
+    fn transfer_encodings() {
+        let check = |values: &[&'static str]| {
+            let mut map = HeaderMap::new();
+            for value in values {
+                map.append(header::TRANSFER_ENCODING, value.parse().unwrap());
+            }
+            transfer(&map).map_err(|error| error.message)
+        };
+        for values in [&[][..], &["chunked"], &["Chunked"], &["chunked\t"]] {
+            assert_eq!(check(values), Ok(()), "{values:?}");
+        }
+        for values in [
+            &["gzip, chunked"][..],
+            &["gzip", "chunked"],
+            &["chunked, chunked"],
+            &["chunked", "chunked"],
+            &["chunked,"],
+            &["chunked;a=b"],
+            &["identity"],
+            &[""],
+        ] {
+            let message = check(values).unwrap_err();
+            assert!(message.contains(&format!("`{}`", values.join(", "))), "{message}");
         }
     }
 

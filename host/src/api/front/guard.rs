@@ -47,6 +47,7 @@ fn admit(state: &AppState, request: &Request) -> Result<Client, (Refusal, ApiErr
     if peer.is_some() {
         let ambiguous = request.extensions().get::<Ambiguous>().is_some();
         framing::unambiguous(request.version(), uri, headers, ambiguous)
+            .and_then(|()| framing::transfer(headers))
             .map_err(|error| (Refusal::Malformed, error))?;
     }
     let peer = Client::Peer(peer.unwrap_or(Peer::Local));

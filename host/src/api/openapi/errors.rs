@@ -34,6 +34,7 @@ pub const STATUSES: &[(u16, &str, &[&str])] = &[
     (429, "The client has as much under way as it may.", &["rate_limit_exceeded"]),
     (431, "The headers are too large, or too many.", &["headers_too_large"]),
     (500, "The server or a model is at fault.", &["internal_error", "not_finite"]),
+    (501, "The body is sent in a way that the server does not read.", &["unsupported_transfer_encoding"]),
     (
         503,
         "Not now. `Retry-After` is left out where time alone does not help: `model_down`, `route_disabled`.",
@@ -52,7 +53,7 @@ pub const STATUSES: &[(u16, &str, &[&str])] = &[
 /// What every endpoint may say: limits on heads and connections.
 pub const OF_ALL: [u16; 5] = [400, 414, 429, 431, 503];
 /// Of a body that is read.
-pub const OF_BODIES: [u16; 3] = [408, 413, 415];
+pub const OF_BODIES: [u16; 4] = [408, 413, 415, 501];
 
 fn name(status: u16) -> String {
     format!("Error{status}")

@@ -157,6 +157,8 @@ async fn told(server: &Server, bytes: Vec<u8>) -> String {
 async fn heads_that_are_refused() {
     let server = Server::saying("ok");
     let long = |bytes| "x".repeat(bytes);
+    let body = completion().to_string();
+    let chunks = format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
     let many: String = (0..200).map(|n| format!("h{n}: x\r\n")).collect();
     for (head, expected, code) in [
         ("GET /health HTTP/1.1\r\n\r\n".into(), 400, "invalid_request"),
@@ -186,6 +188,19 @@ async fn heads_that_are_refused() {
             400,
             "invalid_request",
         ),
+        (
+            format!("POST /generate HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n{chunks}"),
+            501,
+            "unsupported_transfer_encoding",
+        ),
+        (
+            format!(
+                "POST /generate HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n{chunks}"
+            ),
+            501,
+            "unsupported_transfer_encoding",
+        ),
+        (format!("POST /generate HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n{chunks}"), 400, ""),
         ("POST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabc".into(), 400, ""),
         (format!("GET /{} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", long(9000)), 414, "url_too_long"),
         (format!("GET /{} HTTP/1.1\r\nhost: a\r\n\r\n", long(100_000)), 414, ""),
@@ -203,6 +218,10 @@ async fn heads_that_are_refused() {
         assert!(answer.contains("connection: close") || code.is_empty(), "{shown}: {answer}");
         assert!(answer.contains(&format!("\"code\":\"{code}\"")) || code.is_empty(), "{shown}: {answer}");
     }
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: Chunked\r\n\r\n";
+    // One that has not been told to stop yet.
+    let answer = told(&Server::saying("ok"), format!("{head}{chunks}").into_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     // HTTP/1.0 has no Host.
     assert!(told(&server, b"GET /health HTTP/1.0\r\n\r\n".into()).await.starts_with("HTTP/1.0 200"));
 }
