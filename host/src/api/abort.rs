@@ -36,8 +36,7 @@ pub async fn handle(
         return Err(ApiError::missing("rid", message));
     }
     // One that has just ended is no mistake.
-    let aborted = names.iter().filter(|name| state.running.abort(name)).count();
-    Ok(json_response(StatusCode::OK, &json!({"aborted": aborted})))
+    Ok(json_response(StatusCode::OK, &json!({"aborted": state.running.abort(&names)})))
 }
 
 /// SGLang's `rid`, one or some, and vLLM's `request_ids`.

@@ -1,6 +1,6 @@
 //! Answers under way by name, so that they can be aborted.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
@@ -46,28 +46,24 @@ impl Running {
         (Named { running: self.clone(), names, number }, aborted)
     }
 
-    /// Abort what has the name. Tells whether anything has it.
-    pub fn abort(&self, name: &str) -> bool {
+    /// Abort what has one of the names. Tells how many answers that are; one with several of the names is one.
+    pub fn abort(&self, names: &[String]) -> usize {
         let table = self.table();
-        let named = table.named.get(name);
-        for (_, abort) in named.into_iter().flatten() {
-            abort.send_replace(true);
-        }
-        named.is_some()
+        abort(names.iter().filter_map(|name| table.named.get(name)).flatten())
     }
 
     /// Abort everything. Tells how many answers there are.
     pub fn abort_all(&self) -> usize {
-        let table = self.table();
-        let mut numbers: Vec<u64> = Vec::new();
-        for (number, abort) in table.named.values().flatten() {
-            abort.send_replace(true);
-            numbers.push(*number);
-        }
-        numbers.sort_unstable();
-        numbers.dedup();
-        numbers.len()
+        abort(self.table().named.values().flatten())
     }
+}
+
+fn abort<'a>(entries: impl Iterator<Item = &'a Entry>) -> usize {
+    let told = entries.map(|(number, abort)| {
+        abort.send_replace(true);
+        *number
+    });
+    told.collect::<HashSet<u64>>().len()
 }
 
 impl Drop for Named {
@@ -93,12 +89,15 @@ mod tests {
         let running = Running::default();
         let (first, aborted) = running.enter(vec!["a".into(), "b".into()]);
         let (second, other) = running.enter(vec!["a".into()]);
-        assert!(running.abort("b") && !running.abort("c"));
+        let abort = |names: &[&str]| running.abort(&names.iter().map(|name| (*name).into()).collect::<Vec<_>>());
+        assert_eq!((abort(&["b"]), abort(&["c"])), (1, 0));
         assert_eq!((*aborted.borrow(), *other.borrow()), (true, false));
-        drop(first);
-        assert!(!running.abort("b"));
-        assert_eq!(running.abort_all(), 1);
+        // Each of both once, under whatever names.
+        assert_eq!((abort(&["b", "b", "c"]), abort(&["a", "b", "a"])), (1, 2));
         assert!(*other.borrow());
+        drop(first);
+        assert_eq!(abort(&["b"]), 0);
+        assert_eq!(running.abort_all(), 1);
         drop(second);
         assert!(running.table().named.is_empty());
     }

@@ -25,7 +25,7 @@ pub fn schemas() -> Vec<Field> {
         ("Ready", ready()),
         ("Steps", steps()),
         ("Flushed", object(vec![("flushed", json!({"type": "boolean", "const": true}))], vec![])),
-        ("Aborted", object(vec![("aborted", about(count(), "How many names were known."))], vec![])),
+        ("Aborted", object(vec![("aborted", about(count(), "How many prompts' answers were told to end."))], vec![])),
         ("Reloaded", object(reloaded, vec![])),
         ("KnownRoutes", object(vec![("routes", list(known_route()))], vec![])),
     ]
