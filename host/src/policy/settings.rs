@@ -40,6 +40,11 @@ fn finding(schema: &Value, settings: &Value, error: &ValidationError<'_>) -> Str
         ValidationErrorKind::Required { property } => {
             format!("{place}/{}: required but missing", property.as_str().unwrap_or_default())
         }
+        // The crate's own message has but some of many.
+        ValidationErrorKind::Enum { options } => {
+            let options = options.as_array().into_iter().flatten().map(quote).collect::<Vec<_>>();
+            format!("{place} = {}: the value is none of {}", quote(error.instance()), options.join(", "))
+        }
         // A masked message says what is expected without the value, however large that is.
         _ => format!("{place} = {}: {}", quote(error.instance()), error.masked_with("the value")),
     }
@@ -105,6 +110,11 @@ mod tests {
         assert_eq!(error(json!(3)), "settings = 3: the value is not of type \"object\"");
         let none = validate_settings(r#"{"type":"object","additionalProperties":false}"#, &json!({ "a": 1 }));
         assert_eq!(none.unwrap_err(), "settings/a = 1: no such setting; it takes none");
+        let schema = r#"{"properties": {"mode": {"enum": ["a", "b", "c", "d", 5]}}}"#;
+        assert_eq!(
+            validate_settings(schema, &json!({ "mode": "e" })).unwrap_err(),
+            "settings/mode = \"e\": the value is none of \"a\", \"b\", \"c\", \"d\", 5"
+        );
     }
 
     #[test]
