@@ -145,11 +145,11 @@ fn a_configuration_names_settings_that_are_there() {
         refused["error"]["message"].as_str().expect("a message").to_owned()
     };
     let unknown = refused(&table("rstitch", "overrides = [\"treshold\"]", "threshold = 0.03"));
-    let says =
-        "routes.r.overrides: `treshold` is not in the settings schema of plugin `rstitch`; name settings that it has";
+    let says = "routes.r.overrides[0] = \"treshold\": is not in the settings schema of plugin `rstitch`; did you mean \
+                `threshold`? It names ";
     assert!(unknown.contains(says), "{unknown}");
     let inner = refused(&table("random", "overrides = [\"probabilities.large.x\"]", "probabilities = { large = 0.5 }"));
-    assert!(inner.contains("`probabilities.large.x` is not in the settings schema"), "{inner}");
+    assert!(inner.contains("= \"probabilities.large.x\": is not in the settings schema"), "{inner}");
 }
 
 /// Waits until the server has what it began with.

@@ -14,7 +14,7 @@ use super::plan::{self, MemoryPlan, ModelPlan};
 use super::progress::Progress;
 use super::select::Selection;
 use crate::api::SamplingDefaults;
-use crate::config::{self, Config, HubCache};
+use crate::config::{self, Config, HubCache, Pool};
 use crate::engine::{CheckedNets, Engine, Makers, ModelSetup, RouteSetup};
 use crate::policy::plugin::Plugin;
 use crate::policy::store::Store;
@@ -82,14 +82,18 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
     // Models whose K/V pools get what their devices have left.
     let mut open_pools = Vec::new();
     for model in &config.models {
-        let fault = |message: String| Failure::input(config.error(&model.origin, message));
+        let fault = |message: String| Failure::input(config.model_error(model, message));
         let named = |error: &dyn std::fmt::Display| fault(format!("models.{}: {error}", model.name));
         let directory = config::model_directory(config, model, &cache).map_err(Failure::input)?;
         let placed = Placed::new(model, &directory, &mut devices).map_err(fault)?;
         let (architecture, context) = (&placed.architecture, placed.architecture.context as u32);
         let page_bytes = placed.page_bytes();
         let pool = model.pool.or((placed.device == Device::Cpu).then_some(plan::CPU_POOL));
-        let pages = pool.map(|pool| plan::pages(pool, page_bytes, context)).transpose().map_err(|e| named(&e))?;
+        let sized = |pool: Pool| {
+            plan::pages(pool, page_bytes, context)
+                .map_err(|e| fault(format!("models.{}.{}: {e}", model.name, pool.key())))
+        };
+        let pages = pool.map(sized).transpose()?;
         if pages.is_none() {
             open_pools.push(prepared.infos.len());
         }
@@ -121,12 +125,11 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
         if let Some(leftover) = known.map_err(|e| named(&format!("{}: {e}", file.display())))? {
             tracing::warn!("{}: {leftover}", file.display());
         }
-        let masked = model.masked_tokens.iter().map(|token| {
+        let masked = model.masked_tokens.iter().enumerate().map(|(at, token)| {
             text.tokenizer.id_of(token).filter(|&id| (id as usize) < architecture.vocab_size).ok_or_else(|| {
-                fault(format!(
-                    "models.{}.masked_tokens: the model has no token {token:?}; give its whole text",
-                    model.name
-                ))
+                let field = format!("models.{}.masked_tokens[{at}] = {token:?}", model.name);
+                let message = format!("{field}: the model has no such token; give the whole text of one");
+                Failure::input(config.model_error_at(model, &format!("masked_tokens/{at}"), message))
             })
         });
         let masked: Vec<TokenId> = masked.collect::<Result<_, _>>()?;
@@ -201,7 +204,7 @@ impl Prepared {
             entry: route.entry,
             policy: self.plugins[index].policy.clone(),
             settings: route.settings.to_string(),
-            overrides: route.overrides.as_ref().map(|(overrides, _)| overrides.clone()).unwrap_or_default(),
+            overrides: route.overrides.clone().unwrap_or_default(),
             on_error: route.on_error,
             budget: route.budget,
             excluded: self.excluded[index].clone(),

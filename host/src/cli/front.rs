@@ -21,12 +21,13 @@ pub struct Secrets {
 impl Secrets {
     pub fn read(config: &Config) -> Result<Self, Failure> {
         let front = &config.server.front;
-        let fail = |message: String| Failure::input(format!("{}: {message}", config.file.display()));
         let mut keys = front.api_keys.clone();
         if let Some(file) = &front.api_key_file {
             let path = config.directory().join(file);
-            let fault =
-                |message: String| fail(format!("server.api_key_file = {:?}: {message}", file.display().to_string()));
+            let fault = |message: String| {
+                let message = format!("server.api_key_file = {:?}: {message}", file.display().to_string());
+                Failure::input(config.error("/server/api_key_file", message))
+            };
             keys.extend(key_file(&path, keys.len()).map_err(fault)?);
             config::distinct(&keys).map_err(fault)?;
         }
@@ -35,7 +36,9 @@ impl Secrets {
             let at = |file: &Path| config.directory().join(file);
             TlsFiles { cert: at(cert), key: at(key), client_ca: client_ca.as_deref().map(at) }
         });
-        let certificates = tls.map(|files| files.read()).transpose().map_err(|error| fail(error.to_string()))?;
+        let certificates = tls.map(|files| files.read()).transpose().map_err(|error| {
+            Failure::input(config.error(&format!("/server/tls/{}", error.field()), error.to_string()))
+        })?;
         Ok(Self { keys: KeyRing::new(keys.iter().map(|key| (key.name.as_str(), key.expose()))), certificates })
     }
 }

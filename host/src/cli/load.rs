@@ -43,11 +43,22 @@ fn row_limits(device: Device, rows: Option<u32>, chunk: Option<u32>) -> (u32, u3
 impl Placed {
     /// `directory`: the model's or, for random weights, its tokenizer's. The error names the field.
     pub fn new(model: &ModelConfig, directory: &Path, devices: &mut Devices<'_>) -> Result<Self, String> {
-        let architecture = match model.weights {
-            Weights::Directory => Architecture::load(directory, model.context).map_err(|e| e.to_string()),
-            Weights::Random(shape) => shape.config(model.context),
+        let load = |context| {
+            let architecture = match model.weights {
+                Weights::Directory => Architecture::load(directory, context).map_err(|e| e.to_string()),
+                Weights::Random(shape) => shape.config(context),
+            };
+            architecture.map_err(|e| format!("models.{}: {e}", model.name))
         };
-        let architecture = architecture.map_err(|e| format!("models.{}: {e}", model.name))?;
+        let own = load(None)?;
+        let architecture = match model.context {
+            Some(context) if context as usize > own.context => {
+                let (name, most) = (&model.name, own.context);
+                return Err(format!("models.{name}.context = {context}: the model's own is {most}; set at most that"));
+            }
+            Some(context) => load(Some(context))?,
+            None => own,
+        };
         let (device, dtype) = devices.place(model)?;
         if let Device::Cuda(_) = device {
             cuda::check_config(&architecture, dtype).map_err(|e| format!("models.{}: {e}", model.name))?;
@@ -106,7 +117,7 @@ impl Prepared {
             let bar = progress.model(&model.name);
             let runner = self.load_model(index, &mut |done, total| bar.advance(done, total));
             bar.finish();
-            runner.map_err(|e| Failure::input(self.config.error(&model.origin, format!("models.{}: {e}", model.name))))
+            runner.map_err(|e| Failure::input(self.config.model_error(model, format!("models.{}: {e}", model.name))))
         };
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..self.config.models.len()).map(|index| scope.spawn(move || load(index))).collect();

@@ -122,7 +122,11 @@ impl MemoryPlan {
         let fixed = self.sum(device, ModelPlan::fixed);
         let largest = self.on(device).max_by_key(|m| m.pool_bytes());
         let remedy = match (largest, device) {
-            (Some(model), _) if fixed < available => format!("lower kv_memory, most of all of `{}`", model.name),
+            (Some(model), _) if fixed < available => format!(
+                "pools of {} together would fit; lower kv_memory, kv_tokens or pages, most of all of `{}`",
+                Size(available - fixed),
+                model.name
+            ),
             (_, Device::Cpu) => "the weights alone do not fit; use smaller models or more memory".into(),
             (_, Device::Cuda(_)) => "the weights and workspaces alone do not fit; use smaller models, lower max_rows, \
                                      spread the models over devices, end other programs there, or raise \
@@ -273,7 +277,8 @@ cuda:0 (NVIDIA H200): 3.5 GiB of 9.0 GiB available
         };
         assert_eq!(
             plan.check().unwrap_err(),
-            "the models need 5.0 GiB of memory (weights 3.0 GiB, K/V pools 2.0 GiB) but 4.0 GiB is available: lower kv_memory, most of all of `large`"
+            "the models need 5.0 GiB of memory (weights 3.0 GiB, K/V pools 2.0 GiB) but 4.0 GiB is available: \
+             pools of 1.0 GiB together would fit; lower kv_memory, kv_tokens or pages, most of all of `large`"
         );
         let plan = MemoryPlan { devices: vec![cpu(Some(1 << 30))], ..plan };
         assert!(plan.check().unwrap_err().ends_with("the weights alone do not fit; use smaller models or more memory"));
@@ -290,7 +295,8 @@ cuda:0 (NVIDIA H200): 3.5 GiB of 9.0 GiB available
         };
         assert_eq!(
             plan.check().unwrap_err(),
-            "the models on cuda:0 need 5.0 GiB of memory (weights 3.0 GiB, workspaces 1.0 GiB, K/V pools 1.0 GiB) but 4.5 GiB is available: lower kv_memory, most of all of `large`"
+            "the models on cuda:0 need 5.0 GiB of memory (weights 3.0 GiB, workspaces 1.0 GiB, K/V pools 1.0 GiB) but 4.5 GiB is available: \
+             pools of 512.0 MiB together would fit; lower kv_memory, kv_tokens or pages, most of all of `large`"
         );
         let plan = MemoryPlan { devices: vec![cpu(Some(4 << 30)), h200(4 << 30)], ..plan };
         assert!(plan.check().unwrap_err().ends_with("there, or raise gpu.memory_fraction"));

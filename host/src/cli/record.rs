@@ -18,7 +18,7 @@ fn directory(config: &Config, record: &RecordConfig) -> PathBuf {
 
 fn fault(config: &Config, record: &RecordConfig, message: impl std::fmt::Display) -> Failure {
     let value = record.directory.display().to_string();
-    Failure::input(config.error(&record.origin, format!("record.directory = {value:?}: {message}")))
+    Failure::input(config.error("/record/directory", format!("record.directory = {value:?}: {message}")))
 }
 
 /// The directory fits. Changes nothing.

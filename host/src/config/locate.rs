@@ -56,12 +56,12 @@ pub fn model_directory(config: &Config, model: &ModelConfig, cache: &HubCache) -
     }
     if local.exists() {
         let message = format!("{field}: {} is not a directory; give the directory that holds it", local.display());
-        return Err(config.error(&model.origin, message));
+        return Err(config.model_error(model, message));
     }
     if !hub_id(&model.path) {
         let message =
             format!("{field}: there is no directory {}; paths are relative to the configuration file", local.display());
-        return Err(config.error(&model.origin, message));
+        return Err(config.model_error(model, message));
     }
     cache.snapshot(&model.path).ok_or_else(|| {
         let message = format!(
@@ -70,7 +70,7 @@ pub fn model_directory(config: &Config, model: &ModelConfig, cache: &HubCache) -
             cache.repository(&model.path).display(),
             model.path
         );
-        config.error(&model.origin, message)
+        config.model_error(model, message)
     })
 }
 

@@ -10,6 +10,7 @@ mod front;
 mod gpu;
 mod key;
 mod locate;
+mod places;
 pub(crate) mod read;
 mod record;
 mod reload;
@@ -28,9 +29,9 @@ pub use front::FrontConfig;
 pub use gpu::{DeviceChoice, DtypeChoice, GpuConfig};
 pub use key::{AdminKey, ApiKey, distinct, key_file};
 pub use locate::{HubCache, model_directory, plugin_directories};
+pub use places::Places;
 pub use read::DEFAULT_MAX_WAIT;
 pub use record::RecordConfig;
-pub use reload::RestartNeeded;
 pub use tree::ENV_PREFIX;
 
 use sha2::{Digest, Sha256};
@@ -56,6 +57,8 @@ pub struct Config {
     pub routes: Vec<RouteConfig>,
     pub record: Option<RecordConfig>,
     pub traces: Option<TraceSettings>,
+    /// Where all that was written.
+    pub places: Places,
 }
 
 /// `[server]`
@@ -111,6 +114,17 @@ pub enum Pool {
     Bytes(u64),
 }
 
+impl Pool {
+    /// The key that gives it.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Pages(_) => "pages",
+            Self::Tokens(_) => "kv_tokens",
+            Self::Bytes(_) => "kv_memory",
+        }
+    }
+}
+
 /// `[models.NAME]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -139,8 +153,6 @@ pub struct ModelConfig {
     pub context: Option<u32>,
     /// Texts of tokens that are never sampled.
     pub masked_tokens: Vec<String>,
-    /// Where `path` or `shape` was written.
-    pub origin: Origin,
 }
 
 /// `[routes.NAME]`
@@ -159,16 +171,10 @@ pub struct RouteConfig {
     /// Wall time that a call of the policy may take.
     pub budget: Duration,
     pub settings: serde_json::Value,
-    /// Settings that requests may set, and where that was written.
-    pub overrides: Option<(Overrides, Origin)>,
-    /// Router networks that the policy cannot describe itself, as they are written, and where.
-    pub nets: Option<(serde_json::Value, Origin)>,
-    /// Where the route's table begins.
-    pub origin: Origin,
-    /// Where `plugin` was written.
-    pub plugin_origin: Origin,
-    /// Where the settings were written, each by its JSON pointer; see [`RouteConfig::settings_origin`].
-    pub settings_places: Vec<(String, Origin)>,
+    /// Settings that requests may set.
+    pub overrides: Option<Overrides>,
+    /// Router networks that the policy cannot describe itself, as they are written.
+    pub nets: Option<serde_json::Value>,
 }
 
 /// Largest file.
@@ -225,9 +231,28 @@ impl Config {
         }
     }
 
-    /// An error at `origin`.
-    pub fn error(&self, origin: &Origin, message: impl Into<String>) -> ConfigError {
-        ConfigError { file: self.file.display().to_string(), origin: Some(origin.clone()), message: message.into() }
+    /// An error at `place`, as [`Places::at`] takes it.
+    pub fn error(&self, place: &str, message: impl Into<String>) -> ConfigError {
+        let origin = self.places.at(place).cloned();
+        ConfigError { file: self.file.display().to_string(), origin, message: message.into() }
+    }
+
+    /// An error of `model`. Where its words begin with one of the model's keys (`models.NAME.dtype = …`) it is at that
+    /// key, else where the weights come from.
+    pub fn model_error(&self, model: &ModelConfig, message: impl Into<String>) -> ConfigError {
+        let message = message.into();
+        let told = message.strip_prefix("models.").and_then(|told| told.strip_prefix(&model.name));
+        let source = match model.weights {
+            Weights::Directory => "path",
+            Weights::Random(_) => "shape",
+        };
+        let key = told.and_then(|told| told.strip_prefix('.')).unwrap_or(source);
+        self.model_error_at(model, key, message.as_str())
+    }
+
+    /// An error of `model`, at `place` within its table.
+    pub fn model_error_at(&self, model: &ModelConfig, place: &str, message: impl Into<String>) -> ConfigError {
+        self.error(&format!("/models/{}/{place}", places::escaped(&model.name)), message)
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::batching::batching;
-use super::error::{Fault, Origin};
+use super::error::Fault;
 use super::front::front;
 use super::gpu::{device, dtype, gpu};
 use super::key::admin_keys;
@@ -14,7 +14,7 @@ use super::record::record;
 use super::route::{refuse_recorded_overrides, route};
 use super::traces::traces;
 use super::tree::{self, Field, Key, Section};
-use super::{Config, DeviceChoice, DtypeChoice, ModelConfig, Pool, ServerConfig, Weights};
+use super::{Config, DeviceChoice, DtypeChoice, ModelConfig, Places, Pool, ServerConfig, Weights};
 use crate::plain::suggestion;
 use crate::runner::model_config::shapes;
 use crate::subserver::coordinator::Waiting;
@@ -25,6 +25,7 @@ pub const DEFAULT_MAX_WAIT: Duration = Duration::from_millis(50);
 pub(super) fn config(text: &str, file: &Path, variables: &BTreeMap<String, String>) -> Result<Config, Fault> {
     let mut root = tree::parse(text)?;
     tree::override_from_env(&mut root, variables)?;
+    let places = Places::of(&root);
     let mut root = Field { name: String::new(), node: root }.section()?;
 
     let server = root.take("server").map(|f| server(f.section()?)).transpose()?.unwrap_or_default();
@@ -48,7 +49,8 @@ pub(super) fn config(text: &str, file: &Path, variables: &BTreeMap<String, Strin
     let routes = routes.into_iter().map(|(key, field)| route(key, field, &models)).collect::<Result<Vec<_>, _>>()?;
     let names: Vec<&str> = routes.iter().map(|r| &*r.name).chain(models.iter().map(|m| &*m.name)).collect();
     let record = recording.map(|field| record(&field, &names)).transpose()?;
-    let config = Config { file: file.into(), server, gpu, batching, plugin_dirs, models, routes, record, traces };
+    let file = file.into();
+    let config = Config { file, server, gpu, batching, plugin_dirs, models, routes, record, traces, places };
     refuse_recorded_overrides(&config)?;
     Ok(config)
 }
@@ -111,7 +113,7 @@ fn server(mut section: Section) -> Result<ServerConfig, Fault> {
 
 fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
     let mut section = field.section()?;
-    let (path, weights, origin) = source(&mut section)?;
+    let (path, weights) = source(&mut section)?;
     let device_field = section.take("device");
     let device = device_field.as_ref().map(device).transpose()?.unwrap_or_default();
     let dtype_field = section.take("dtype");
@@ -164,7 +166,6 @@ fn model(key: Key, field: Field) -> Result<ModelConfig, Fault> {
         prefix_cache,
         context,
         masked_tokens,
-        origin,
     })
 }
 
@@ -179,8 +180,8 @@ pub(crate) fn waiting(section: &mut Section) -> Result<Waiting, Fault> {
     Ok(Waiting { min_batch, max_wait, hold })
 }
 
-/// The directory, what the weights are, and where that was written.
-fn source(section: &mut Section) -> Result<(String, Weights, Origin), Fault> {
+/// The directory, and what the weights are.
+fn source(section: &mut Section) -> Result<(String, Weights), Fault> {
     let (path, shape, tokenizer) = (section.take("path"), section.take("shape"), section.take("tokenizer"));
     match (path, shape, tokenizer) {
         (Some(_), Some(shape), _) => {
@@ -189,14 +190,14 @@ fn source(section: &mut Section) -> Result<(String, Weights, Origin), Fault> {
         (Some(_), None, Some(tokenizer)) => {
             Err(tokenizer.fault("goes with `shape`; a model with a `path` has the tokenizer of that directory"))
         }
-        (Some(path), None, None) => Ok((path.text()?, Weights::Directory, path.node.origin)),
+        (Some(path), None, None) => Ok((path.text()?, Weights::Directory)),
         (None, Some(shape), Some(tokenizer)) => {
             let name = shape.text()?;
             let known = shapes::find(&name).ok_or_else(|| {
                 let known = shapes::SHAPES.iter().map(|shape| shape.name);
                 shape.fault(format!("is not a known shape: {}", suggestion(&name, known)))
             })?;
-            Ok((tokenizer.text()?, Weights::Random(known), shape.node.origin))
+            Ok((tokenizer.text()?, Weights::Random(known)))
         }
         (None, Some(shape), None) => {
             Err(shape.fault("needs a tokenizer; add `tokenizer = \"DIRECTORY\"` with a tokenizer.json"))
@@ -241,11 +242,14 @@ fn pool(section: &mut Section) -> Result<Option<Pool>, Fault> {
 
 /// A number of bytes, written with its unit.
 pub(super) fn size(field: &Field) -> Result<u64, Fault> {
-    bytes(&field.text()?).ok_or_else(|| field.fault("must be a size with its unit, for example \"512MiB\" or \"2GiB\""))
+    let wrong = "must be a size with its unit, for example \"512MiB\" or \"2GiB\"";
+    let size = bytes(&field.text()?).ok_or_else(|| field.fault(wrong))?;
+    let fits = (1.0..=1e15).contains(&size);
+    if fits { Ok(size as u64) } else { Err(field.fault("must be from 1B to 1000TB")) }
 }
 
-/// A size such as `512MiB` or `1.5 GB`; at least one byte.
-fn bytes(text: &str) -> Option<u64> {
+/// A size such as `512MiB` or `1.5 GB`.
+fn bytes(text: &str) -> Option<f64> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
     let number: f64 = text[..digits].parse().ok()?;
@@ -261,6 +265,5 @@ fn bytes(text: &str) -> Option<u64> {
         "TiB" => 1 << 40,
         _ => return None,
     };
-    let size = number * unit as f64;
-    (1.0..=1e15).contains(&size).then_some(size as u64)
+    Some(number * unit as f64)
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::error::{Fault, Origin};
+use super::error::Fault;
 use super::read::size;
 use super::tree::Field;
 use crate::plain::suggestion;
@@ -33,8 +33,6 @@ pub struct RecordConfig {
     pub sample: f64,
     /// Whether token ids of prompts and answers are written with each request.
     pub requests: bool,
-    /// Where `directory` was written.
-    pub origin: Origin,
 }
 
 /// Read the table; `known` are the names of routes and bare models.
@@ -67,7 +65,6 @@ pub(super) fn record(field: &Field, known: &[&str]) -> Result<RecordConfig, Faul
     let requests = section.take("requests").map(|f| f.boolean()).transpose()?.unwrap_or(false);
     section.end()?;
     Ok(RecordConfig {
-        origin: directory.node.origin.clone(),
         directory: PathBuf::from(directory.text()?),
         max_bytes,
         shard_rows,

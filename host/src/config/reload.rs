@@ -4,20 +4,10 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use super::{
-    BatchingConfig, Config, DeviceChoice, FrontConfig, GpuConfig, ModelConfig, Pool, RecordConfig, ServerConfig,
-    Weights,
+    BatchingConfig, Config, ConfigError, DeviceChoice, FrontConfig, GpuConfig, ModelConfig, Pool, RecordConfig,
+    ServerConfig, Weights,
 };
 use crate::api::{Limits, TraceSettings};
-
-/// The first difference that only a restart puts in force. Its text is one line.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{file}: {field} = {new}: the server runs with {old}; restart to change it")]
-pub struct RestartNeeded {
-    pub file: String,
-    pub field: String,
-    pub old: String,
-    pub new: String,
-}
 
 /// Looks for the first difference.
 #[derive(Default)]
@@ -42,11 +32,13 @@ impl Differences {
 
 impl Config {
     /// This configuration for a server that runs `before`: its models in their order there. Routes,
-    /// `plugin_dirs`, and how long models wait may differ; all else must be as it was.
-    pub fn taken_over(self, before: &Self) -> Result<Self, RestartNeeded> {
+    /// `plugin_dirs`, and how long models wait may differ; all else must be as it was. The error is of the first difference
+    /// that only a restart puts in force.
+    pub fn taken_over(self, before: &Self) -> Result<Self, ConfigError> {
         let new = self.in_order_of(before);
         // Whoever adds a key has to say here whether it needs a restart.
-        let Config { file, server, gpu, batching, plugin_dirs: _, models, routes: _, record, traces } = &new;
+        let Config { file: _, server, gpu, batching, plugin_dirs: _, models, routes: _, record, traces, places: _ } =
+            &new;
         let mut differences = Differences::default();
         differences.server(&before.server, server);
         differences.gpu(before.gpu, *gpu);
@@ -59,7 +51,14 @@ impl Config {
         differences.record(before.record.as_ref(), record.as_ref());
         differences.traces(before.traces.as_ref(), traces.as_ref());
         match differences.0 {
-            Some((field, old, new)) => Err(RestartNeeded { file: file.display().to_string(), field, old, new }),
+            Some((field, was, is)) => {
+                let message = format!("{field} = {is}: the server runs with {was}; restart to change it");
+                let model = models.iter().find(|model| field.starts_with(&format!("models.{}.", model.name)));
+                Err(match model {
+                    Some(model) => new.model_error(model, message),
+                    None => new.error(&format!("/{}", field.replace('.', "/")), message),
+                })
+            }
             None => Ok(new),
         }
     }
@@ -197,7 +196,6 @@ impl Differences {
             prefix_cache,
             context,
             masked_tokens,
-            origin: _,
         } = new;
         let key = |key: &str| format!("models.{name}.{key}");
         self.plain(key("path"), &old.path, path);
@@ -217,15 +215,15 @@ impl Differences {
             self.plain(key("min_batch"), &old.min_batch, min_batch);
         }
         let written = |pool: &Pool| match pool {
-            Pool::Pages(pages) => ("pages", pages.to_string()),
-            Pool::Tokens(tokens) => ("kv_tokens", tokens.to_string()),
-            Pool::Bytes(bytes) => ("kv_memory", format!("{bytes} bytes")),
+            Pool::Pages(pages) => pages.to_string(),
+            Pool::Tokens(tokens) => tokens.to_string(),
+            Pool::Bytes(bytes) => format!("{bytes} bytes"),
         };
-        let named = pool.as_ref().or(old.pool.as_ref()).map_or("kv_memory", |pool| written(pool).0);
-        self.field(key(named), &old.pool, pool, |pool| match pool.as_ref().map(written) {
+        let named = pool.or(old.pool).map_or("kv_memory", Pool::key);
+        self.field(key(named), &old.pool, pool, |pool| match pool {
             None => "none".into(),
-            Some((name, size)) if name == named => size,
-            Some((name, size)) => format!("{name} = {size}"),
+            Some(pool) if pool.key() == named => written(pool),
+            Some(pool) => format!("{} = {}", pool.key(), written(pool)),
         });
         self.optional(key("max_rows"), &old.max_rows, max_rows);
         self.optional(key("prefill_chunk"), &old.prefill_chunk, prefill_chunk);
@@ -249,17 +247,7 @@ impl Differences {
         let directory = |record: &Option<&RecordConfig>| record.map(|record| record.directory.clone());
         self.optional("record.directory", &directory(&old), &directory(&new));
         if let (Some(old), Some(new)) = (old, new) {
-            let RecordConfig {
-                directory: _,
-                max_bytes,
-                shard_rows,
-                hidden,
-                top_k,
-                routes,
-                sample,
-                requests,
-                origin: _,
-            } = new;
+            let RecordConfig { directory: _, max_bytes, shard_rows, hidden, top_k, routes, sample, requests } = new;
             self.plain("record.max_bytes", &old.max_bytes, max_bytes);
             self.plain("record.shard_rows", &old.shard_rows, shard_rows);
             self.plain("record.hidden", &old.hidden, hidden);

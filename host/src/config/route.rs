@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::error::{Fault, Origin};
+use super::error::{ConfigError, Fault, Origin};
+use super::places::escaped;
 use super::tree::{Field, Key as Named, Section};
 use super::{Config, ModelConfig, RouteConfig};
 use crate::engine::OnError;
@@ -45,25 +46,24 @@ pub(super) fn route(key: Named, field: Field, models: &[ModelConfig]) -> Result<
         Some(field) => Duration::from_micros(field.integer(1..=10_000_000)? as u64),
         None => DEFAULT_BUDGET,
     };
-    let (settings, settings_places) = match section.take("settings") {
+    let settings = match section.take("settings") {
         Some(field) => {
             field.section()?;
-            (field.json()?, field.places())
+            field.json()?
         }
-        None => (serde_json::Value::Object(serde_json::Map::new()), vec![(String::new(), key.origin.clone())]),
+        None => serde_json::Value::Object(serde_json::Map::new()),
     };
     let nets = match section.take("nets") {
         Some(field) => {
             field.section()?;
-            Some((field.json()?, field.node.origin))
+            Some(field.json()?)
         }
         None => None,
     };
     let overrides = overrides(&mut section)?;
     section.end()?;
-    let (name, plugin_origin) = (key.name, plugin.node.origin.clone());
     Ok(RouteConfig {
-        name,
+        name: key.name,
         plugin: plugin.text()?,
         sha256,
         models: members,
@@ -73,28 +73,50 @@ pub(super) fn route(key: Named, field: Field, models: &[ModelConfig]) -> Result<
         settings,
         overrides,
         nets,
-        origin: key.origin,
-        plugin_origin,
-        settings_places,
     })
 }
 
-impl RouteConfig {
-    /// Where that was written of which `finding` tells, a message that begins with a place in the settings:
-    /// `settings/threshold = 2: …`. Else where the settings begin; where there are none, the route.
-    pub fn settings_origin(&self, finding: &str) -> &Origin {
-        let told = finding.strip_prefix("settings").unwrap_or_default();
-        let within = |place: &str| {
-            let rest = told.strip_prefix(place);
-            rest.is_some_and(|rest| [" = ", ": ", "/"].iter().any(|next| rest.starts_with(next)))
+impl Config {
+    /// An error of `route`, at `place` within its table.
+    pub fn route_error(&self, route: &RouteConfig, place: &str, message: impl Into<String>) -> ConfigError {
+        self.error(&format!("/routes/{}{place}", escaped(&route.name)), message)
+    }
+
+    /// An error of the settings of `route`. `finding` begins with a place in them: `settings/threshold = 2: …`.
+    pub fn settings_error(&self, route: &RouteConfig, finding: &str) -> ConfigError {
+        let within = finding.strip_prefix("settings").unwrap_or_default();
+        let message = format!("routes.{}.settings: {finding}", route.name);
+        self.route_error(route, &format!("/settings{within}"), message)
+    }
+
+    /// An error of which models `route` has, and with which roles.
+    pub fn members_error(&self, route: &RouteConfig, message: impl Into<String>) -> ConfigError {
+        let at = |place: &str| self.places.at(&format!("/routes/{}{place}", escaped(&route.name)));
+        // The one that is not written stands for the table.
+        let place = if at("/roles") == at("") { "/models" } else { "/roles" };
+        self.route_error(route, place, message)
+    }
+
+    /// An error of `route`, which its policy does not take: `told`. A policy that refuses to start tells in words of its
+    /// own: of the roles or the entry as the plugin API does, or of the setting that it begins with.
+    pub fn refused_error(&self, route: &RouteConfig, told: &str, message: impl Into<String>) -> ConfigError {
+        let reason = told.split_once(" refuses to start: ").map_or(told, |(_, reason)| reason);
+        let named = |key: &&String| {
+            let rest = reason.strip_prefix(key.as_str());
+            rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_' || c == '-'))
         };
-        let places = self.settings_places.iter().filter(|(place, _)| place.is_empty() || within(place));
-        places.max_by_key(|(place, _)| place.len()).map_or(&self.origin, |(_, origin)| origin)
+        let settings = route.settings.as_object().into_iter().flat_map(|settings| settings.keys());
+        match settings.filter(named).max_by_key(|key| key.len()) {
+            Some(key) => self.route_error(route, &format!("/settings/{}", escaped(key)), message),
+            None if reason.contains("; set entry = ") => self.route_error(route, "/entry", message),
+            None if reason.contains(" has roles { ") => self.members_error(route, message),
+            None => self.route_error(route, "/settings", message),
+        }
     }
 }
 
-/// Settings that requests may set, and where that was written.
-fn overrides(section: &mut Section) -> Result<Option<(Overrides, Origin)>, Fault> {
+/// Settings that requests may set.
+fn overrides(section: &mut Section) -> Result<Option<Overrides>, Fault> {
     let (keys, most) = (section.take("overrides"), section.take("max_variants"));
     let Some(field) = keys else {
         return match most {
@@ -118,23 +140,24 @@ fn overrides(section: &mut Section) -> Result<Option<(Overrides, Origin)>, Fault
     if let Some(most) = most {
         overrides.max_variants = most.integer(1..=256)? as usize;
     }
-    Ok(Some((overrides, field.node.origin)))
+    Ok(Some(overrides))
 }
 
 /// A recording knows one table of settings of each route.
 pub(super) fn refuse_recorded_overrides(config: &Config) -> Result<(), Fault> {
     let recorded = |route: &&RouteConfig| config.records(&route.name);
     let mut routes = config.routes.iter().filter(recorded);
-    match routes.find_map(|route| Some((route, &route.overrides.as_ref()?.1))) {
+    match routes.find(|route| route.overrides.is_some()) {
         None => Ok(()),
-        Some((route, origin)) => Err(Fault::at(
-            origin,
-            format!(
+        Some(route) => {
+            let message = format!(
                 "routes.{}.overrides: the route is recorded under [record], and a recording has one table of settings \
                  for each route; leave it out, or list the routes to record under record.routes without this one",
                 route.name
-            ),
-        )),
+            );
+            let ConfigError { origin, message, .. } = config.route_error(route, "/overrides", message);
+            Err(Fault { origin, message })
+        }
     }
 }
 

@@ -124,8 +124,8 @@ requests = true
     assert_eq!(route.models, [(0, "slm".to_string()), (1, "llm".to_string())]);
     assert_eq!((route.entry, route.on_error), (1, OnError::FailRequest));
     assert_eq!(route.budget, Duration::from_micros(350));
-    let (overrides, origin) = route.overrides.as_ref().unwrap();
-    assert_eq!((overrides.names(), origin), (vec!["threshold".into(), "list.\"a.b\"".into()], &Origin::Line(38)));
+    let overrides = route.overrides.as_ref().unwrap();
+    assert_eq!(overrides.names(), ["threshold", "list.\"a.b\""]);
     assert_eq!(overrides.max_variants, 3);
     assert_eq!(route.sha256.as_deref(), Some("abcdef0123456789abcdef0123456789abcdef0123456789abcdef0123456789"));
     assert_eq!(route.settings.to_string(), r#"{"threshold":0.5,"list":[1,"two",{"three":true}]}"#);
@@ -133,7 +133,7 @@ requests = true
     assert_eq!(route.models, [(1, "large".to_string()), (0, "small".to_string())]);
     assert_eq!((route.entry, route.on_error, route.settings.to_string()), (0, OnError::DisableRoute, "{}".into()));
     let record = config.record.unwrap();
-    assert_eq!((record.directory.to_str(), record.origin), (Some("recordings/a"), Origin::Line(48)));
+    assert_eq!(record.directory.to_str(), Some("recordings/a"));
     assert_eq!((record.max_bytes, record.shard_rows, record.top_k), (2 << 20, 1024, 100));
     assert_eq!((record.hidden, record.requests, record.sample), (true, true, 0.25));
     assert_eq!(record.routes, Some(vec!["q".into(), "large".into()]));
@@ -164,6 +164,8 @@ fn the_digest_tells_settings_apart_and_not_keys() {
     assert_ne!(digest("max_requests = 8"), plain);
     let keyed = |key: &str| digest(&format!("admin_key = '0123456789abcdef-{key}'"));
     assert_eq!(keyed("a"), keyed("b"));
+    // Where they are written is no setting.
+    assert_eq!(digest("# seven\nmax_requests = 7"), plain);
 }
 
 /// Roles keep the order of the file, which is not that of the alphabet.
@@ -190,9 +192,9 @@ fn settings_know_their_lines() {
         "{BASE}[routes.r]\nplugin='p'\nmodels=['small']\n[routes.r.settings]\nt = 1.0\nth = 2\n'a/b' = 3\n\
          [routes.r.settings.inner]\nx = [1,\n2]\n"
     );
-    let (route, before) = (&parse(&text).unwrap().routes[0], BASE.lines().count());
-    let line = |finding: &str| match route.settings_origin(finding) {
-        Origin::Line(line) => line - before,
+    let (config, before) = (parse(&text).unwrap(), BASE.lines().count());
+    let line = |finding: &str| match config.settings_error(&config.routes[0], finding).origin {
+        Some(Origin::Line(line)) => line - before,
         other => panic!("{other:?}"),
     };
     for (finding, at) in [
@@ -200,7 +202,8 @@ fn settings_know_their_lines() {
         ("settings/th = 2: no", 6),
         ("settings/a~1b = 3: no", 7),
         ("settings/inner/x = [1,2]: no", 9),
-        ("settings/inner/x/1 = 2: no", 9),
+        ("settings/inner/x/0 = 1: no", 9),
+        ("settings/inner/x/1 = 2: no", 10),
         ("settings/inner: no such setting", 8),
         ("settings/tho: required but missing", 4),
         ("settings = {}: no", 4),
@@ -209,7 +212,8 @@ fn settings_know_their_lines() {
         assert_eq!(line(finding), at, "{finding}");
     }
     let bare = parse(&format!("{BASE}[routes.r]\nplugin='p'\nmodels=['small']\n")).unwrap();
-    assert_eq!(bare.routes[0].settings_origin("settings/t: required but missing"), &Origin::Line(before + 1));
+    let missing = bare.settings_error(&bare.routes[0], "settings/t: required but missing");
+    assert_eq!(missing.origin, Some(Origin::Line(before + 1)));
 }
 
 #[test]
@@ -233,10 +237,16 @@ fn the_environment_overrides() {
     assert_eq!(config.models[1].path, "77");
     assert_eq!(config.routes[0].settings.to_string(), r#"{"t":0.25,"mode":"fast"}"#);
     let by = Origin::Env("TOKENROUTER__ROUTES__MY_ROUTE__SETTINGS__T".into());
-    assert_eq!(config.routes[0].settings_origin("settings/t = 0.25: too small; settings/mode = 1: no"), &by);
+    let told = config.settings_error(&config.routes[0], "settings/t = 0.25: too small; settings/mode = 1: no");
+    assert_eq!(told.origin, Some(by));
     assert_eq!(config.plugin_dirs, Some(vec!["a".into(), "b".into()]));
     for (name, value, message) in [
         ("TOKENROUTER__SERVER__PORT", "x", "server.port = \"x\": must be an integer"),
+        (
+            "TOKENROUTER__SERVER__PORT",
+            "99999999999999999999",
+            "server.port = \"99999999999999999999\": must be from 0 to 65535",
+        ),
         ("TOKENROUTER__SERVER__PROT", "1", "unknown key `server.prot`: did you mean `port`?"),
         ("TOKENROUTER__SRVER__PORT", "1", "unknown key `srver`: did you mean `server`?"),
         ("TOKENROUTER__MODELS__TINY__PATH", "x", "[models] has no `tiny`: known are small, large"),

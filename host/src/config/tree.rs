@@ -1,6 +1,7 @@
 //! The configuration as a tree of values that know where they were written. Pure.
 
 use std::collections::BTreeMap;
+use std::num::IntErrorKind;
 use std::ops::Range;
 
 use toml::de::{DeTable, DeValue};
@@ -20,6 +21,8 @@ pub struct Node {
 pub enum Value {
     Text(String),
     Integer(i64),
+    /// An integer beyond 64 bits, as written: no key takes one.
+    Large(String),
     Float(f64),
     Bool(bool),
     /// A date or a time: valid TOML that no key takes.
@@ -87,7 +90,7 @@ fn convert(lines: &Lines, value: &DeValue<'_>, origin: &Origin) -> Result<Value,
         DeValue::String(s) => Value::Text(s.to_string()),
         DeValue::Integer(i) => match i64::from_str_radix(i.as_str(), i.radix()) {
             Ok(i) => Value::Integer(i),
-            Err(_) => return Err(Fault::at(origin, format!("the integer {i} is too large"))),
+            Err(_) => Value::Large(i.to_string()),
         },
         DeValue::Float(x) => match x.as_str().parse() {
             Ok(x) => Value::Float(x),
@@ -113,7 +116,7 @@ impl Node {
     fn kind(&self) -> &'static str {
         match self.value {
             Value::Text(_) => "a string",
-            Value::Integer(_) => "an integer",
+            Value::Integer(_) | Value::Large(_) => "an integer",
             Value::Float(_) => "a number",
             Value::Bool(_) => "a boolean",
             Value::Date(_) => "a date",
@@ -131,7 +134,7 @@ impl Node {
             Value::Integer(i) => i.to_string(),
             Value::Float(x) => x.to_string(),
             Value::Bool(b) => b.to_string(),
-            Value::Date(d) => d.clone(),
+            Value::Date(text) | Value::Large(text) => text.clone(),
             Value::Array(items) => format!("[{}]", items.iter().map(Node::shown).collect::<Vec<_>>().join(", ")),
             Value::Table(_) => "{…}".into(),
         };
@@ -171,24 +174,28 @@ impl Field {
     /// An integer in `range`.
     pub fn integer(&self, range: std::ops::RangeInclusive<i64>) -> Result<i64, Fault> {
         let value = match &self.node.value {
-            Value::Integer(i) => *i,
-            Value::Raw(s) => s.trim().parse().map_err(|_| self.wrong_type("an integer"))?,
+            Value::Integer(i) => Some(*i),
+            Value::Large(_) => None,
+            Value::Raw(s) => match s.trim().parse::<i64>() {
+                Ok(value) => Some(value),
+                Err(e) if matches!(e.kind(), IntErrorKind::PosOverflow | IntErrorKind::NegOverflow) => None,
+                Err(_) => return Err(self.wrong_type("an integer")),
+            },
             _ => return Err(self.wrong_type("an integer")),
         };
-        if range.contains(&value) {
-            return Ok(value);
-        }
         let (low, high) = (range.start(), range.end());
-        Err(self.fault(match *high {
-            i64::MAX => format!("must be at least {low}"),
-            high => format!("must be from {low} to {high}"),
-        }))
+        value.filter(|value| range.contains(value)).ok_or_else(|| match (value, *high) {
+            (Some(_), i64::MAX) => self.fault(format!("must be at least {low}")),
+            (_, high) => self.fault(format!("must be from {low} to {high}")),
+        })
     }
 
     /// A number in `range`, integer or not.
     pub fn number(&self, range: std::ops::RangeInclusive<f64>) -> Result<f64, Fault> {
         let value = match &self.node.value {
             Value::Integer(i) => *i as f64,
+            // No range comes near.
+            Value::Large(_) => f64::NAN,
             Value::Float(x) => *x,
             Value::Raw(s) => s.trim().parse().map_err(|_| self.wrong_type("a number"))?,
             _ => return Err(self.wrong_type("a number")),
@@ -244,26 +251,15 @@ impl Field {
         }
     }
 
-    /// Where each value within a table was written, by its JSON pointer.
-    pub fn places(&self) -> Vec<(String, Origin)> {
-        let mut places = Vec::new();
-        let mut open = vec![(String::new(), &self.node)];
-        while let Some((at, node)) = open.pop() {
-            if let Value::Table(entries) = &node.value {
-                let place = |key: &Key| format!("{at}/{}", key.name.replace('~', "~0").replace('/', "~1"));
-                open.extend(entries.iter().map(|(key, node)| (place(key), node)));
-            }
-            places.push((at, node.origin.clone()));
-        }
-        places
-    }
-
     /// The value as JSON. JSON has no dates and no NaN or infinity, so those are faults.
     pub fn json(&self) -> Result<serde_json::Value, Fault> {
         use serde_json::Value as Json;
         Ok(match &self.node.value {
             Value::Text(s) => Json::String(s.clone()),
             Value::Integer(i) => Json::from(*i),
+            Value::Large(_) => {
+                return Err(self.fault(format!("must be from {} to {}, or with a decimal point", i64::MIN, i64::MAX)));
+            }
             Value::Float(x) => match serde_json::Number::from_f64(*x) {
                 Some(number) => Json::Number(number),
                 None => return Err(self.fault("must be a finite number: settings are handed over as JSON")),

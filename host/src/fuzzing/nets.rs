@@ -134,10 +134,10 @@ pub fn nets_toml(bytes: &[u8]) {
         Ok(config) => config,
         Err(error) => return one_line(&error.to_string()),
     };
-    let Some((table, origin)) = &config.routes[0].nets else { return };
+    let Some(table) = &config.routes[0].nets else { return };
     let nets = match written(table) {
         Ok(nets) => nets,
-        Err(error) => return one_line(&config.error(origin, format!("routes.r.nets{error}")).to_string()),
+        Err(error) => return one_line(&config.error("/routes/r/nets", format!("routes.r.nets{error}")).to_string()),
     };
     for HostNet { net, .. } in nets {
         let nodes = table[&net.name]["nodes"].as_array().map_or(0, Vec::len);

@@ -38,13 +38,23 @@ impl Key {
         }
     }
 
-    /// Whether `schema` has a setting there: it names each part, or says what those are that it does not name.
-    pub fn is_in(&self, schema: &Value) -> bool {
-        let found = self.0.iter().try_fold(schema, |at, part| {
-            let named = at.get("properties").and_then(|properties| properties.get(part));
-            named.or_else(|| at.get("additionalProperties")).filter(|schema| **schema != Value::Bool(false))
-        });
-        found.is_some()
+    /// `None` where `schema` has a setting there: it names each part, or says what those are that it does not name. Else
+    /// the settings that it names where the parts lead, as far as they do.
+    fn instead(&self, schema: &Value) -> Option<Vec<Self>> {
+        let (mut at, mut known) = (schema, Vec::new());
+        for (depth, part) in self.0.iter().enumerate() {
+            let properties = at.get("properties").and_then(Value::as_object);
+            if let Some(properties) = properties {
+                let names = properties.iter().filter(|(_, schema)| **schema != Value::Bool(false));
+                known = names.map(|(name, _)| Self([&self.0[..depth], &[name.clone()]].concat())).collect();
+            }
+            let named = properties.and_then(|properties| properties.get(part));
+            match named.or_else(|| at.get("additionalProperties")).filter(|schema| **schema != Value::Bool(false)) {
+                Some(schema) => at = schema,
+                None => return Some(known),
+            }
+        }
+        None
     }
 }
 
@@ -81,11 +91,13 @@ impl Overrides {
         self.keys.iter().map(Key::to_string).collect()
     }
 
-    /// The first key that is none of the settings of `schema`, the text of a policy's JSON Schema.
-    pub fn unknown_key(&self, schema: &str) -> Option<&Key> {
+    /// The index of the first key that is none of the settings of `schema`, the text of a policy's JSON Schema, and the
+    /// settings that it might be.
+    pub fn unknown_key(&self, schema: &str) -> Option<(usize, Vec<String>)> {
         // One that is not JSON has refused the settings already.
         let schema: Value = serde_json::from_str(schema).unwrap_or_default();
-        self.keys.iter().find(|key| !key.is_in(&schema))
+        let mut keys = self.keys.iter().enumerate();
+        keys.find_map(|(index, key)| Some((index, key.instead(&schema)?.iter().map(Key::to_string).collect())))
     }
 
     /// `settings` with those of a request in their places: objects key by key, all else as a whole. `null` is the
@@ -195,12 +207,25 @@ mod tests {
         .to_string();
         let known = ["threshold", "probabilities", "probabilities.\"qwen3-0.6b\"", "closed.a", "open"];
         assert_eq!(overrides(&known).unknown_key(&schema), None);
-        for unknown in ["treshold", "threshold.x", "probabilities.a.b", "closed.b", "closed.c", "open.x"] {
-            let overrides = overrides(&["threshold", unknown]);
-            assert_eq!(overrides.unknown_key(&schema).map(Key::to_string), Some(unknown.to_owned()));
+        let top = ["closed", "open", "probabilities", "threshold"].as_slice();
+        for (unknown, instead) in [
+            ("treshold", top),
+            ("threshold.x", top),
+            ("probabilities.a.b", top),
+            ("closed.b", &["closed.a"]),
+            ("closed.c", &["closed.a"]),
+            ("open.x", top),
+        ] {
+            let (index, mut known) = overrides(&["threshold", unknown]).unknown_key(&schema).unwrap();
+            known.sort();
+            assert_eq!(
+                (index, known.iter().map(String::as_str).collect::<Vec<_>>()),
+                (1, instead.to_vec()),
+                "{unknown}"
+            );
         }
         // A schema that says nothing of its settings has none to name.
-        assert!(overrides(&["a"]).unknown_key("{}").is_some());
+        assert_eq!(overrides(&["a"]).unknown_key("{}"), Some((0, Vec::new())));
     }
 
     #[test]

@@ -71,12 +71,17 @@ fn refused_configurations() {
             "[models.m]\npath = 'nowhere/at/all'\n",
             "c.toml:2: models.m.path = \"nowhere/at/all\": there is no directory ",
         ),
-        ("[models.m]\npath = 'model'\ncontext = 9999\n", "c.toml:2: models.m: "),
+        ("[models.m]\npath = 'model'\ncontext = 9999\n", "c.toml:3: models.m.context = 9999: the model's own is 2048"),
         (
             "[models.m]\npath = 'model'\nkv_memory = '1KiB'\n",
-            "c.toml:2: models.m: the K/V pool has no room for one page ",
+            "c.toml:3: models.m.kv_memory: the K/V pool has no room for one page ",
         ),
-        ("[models.m]\npath = 'model'\ndevice = 'cuda:1023'\n", "c.toml:2: models.m.device = \"cuda:1023\": "),
+        ("[models.m]\npath = 'model'\n[server]\ntls.cert = 'none'\ntls.key = 'none'\n", "c.toml:4: server.tls.cert = "),
+        (
+            "[models.m]\npath = 'model'\n[server]\napi_key_file = 'none'\n",
+            "c.toml:4: server.api_key_file = \"none\": cannot be read",
+        ),
+        ("[models.m]\npath = 'model'\ndevice = 'cuda:1023'\n", "c.toml:3: models.m.device = \"cuda:1023\": "),
     ] {
         let (_dir, file) = copied(config);
         let refused = refusal(&run(&["check", &file]));
@@ -89,7 +94,19 @@ fn refused_configurations() {
         ("plugin = 'frobnicate.wasm'", "plugin `frobnicate.wasm` is in none of these places: "),
         ("plugin = 'rstitch'\nsettings = { treshold = 0.1 }", "routes.r.settings: "),
         ("plugin = 'rstitch'\nsettings = { threshold = 3 }", "routes.r.settings: "),
-        ("plugin = 'rstitch'", "rstitch needs exactly two models"),
+        (
+            "plugin = 'rstitch'",
+            "c.toml:6: route `r`, model `m`: policy `rstitch` refuses to start: rstitch needs exactly",
+        ),
+        (
+            "plugin = 'rstitch'\noverrides = [\n'treshold']",
+            "c.toml:9: routes.r.overrides[0] = \"treshold\": is not in the settings schema of plugin `rstitch`; did you \
+             mean `threshold`? It names ",
+        ),
+        (
+            "plugin = 'rstitch'\n[routes.r.nets.a]\nfile = 'f'\nnodes = [\n{ op = 'x' }]",
+            "c.toml:11: routes.r.nets.a.nodes[0]",
+        ),
         (
             "plugin = 'rstitch'\nsha256 = '0000000000000000000000000000000000000000000000000000000000000000'",
             "routes.r.plugin = ",
@@ -155,7 +172,7 @@ fn refused_policies() {
     // A token that is never sampled must exist.
     let (_dir, file) = copied(&format!("{ONE}masked_tokens = ['<|nothing|>']\n"));
     let refused = refusal(&run(&["check", &file]));
-    assert!(refused.contains("models.m.masked_tokens: the model has no token \"<|nothing|>\""), "{refused}");
+    assert!(refused.contains("models.m.masked_tokens[0] = \"<|nothing|>\": the model has no such token"), "{refused}");
 }
 
 #[test]
@@ -194,7 +211,7 @@ fn refused_models() {
     }
     let route = format!("{PAIR}[routes.r]\nplugin = 'rstitch'\nroles = {{ m = 'slm', n = 'llm' }}\n");
     let refused = damaged(&route, "tokenizer.json", &replace("\"<|im_start|>\"", "\"<|im_other|>\""));
-    for part in ["c.toml:5: routes.r: ", "`m` and `n`", "<|im_other|>", "<|im_start|>"] {
+    for part in ["c.toml:7: routes.r: ", "`m` and `n`", "<|im_other|>", "<|im_start|>"] {
         assert!(refused.contains(part), "{part}: {refused}");
     }
 }

@@ -41,6 +41,13 @@ impl fmt::Display for TlsError {
 
 impl std::error::Error for TlsError {}
 
+impl TlsError {
+    /// The key under `server.tls` that gives the file.
+    pub fn field(&self) -> &'static str {
+        self.field
+    }
+}
+
 fn pem_fault(error: &pem::Error, wanted: &str) -> String {
     match error {
         pem::Error::Io(error) => format!("cannot be read: {error}"),

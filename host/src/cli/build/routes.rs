@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::super::device::Device;
 use super::super::output::Failure;
 use super::Prepared;
-use crate::config::{self, Config, Origin, RouteConfig};
+use crate::config::{self, Config, RouteConfig};
 use crate::engine::{CheckedNets, Makers, RouteChanges, RouteSetup, StartError, TokenText, Wanted, check_route};
-use crate::plain::short;
+use crate::plain::{closest, short};
 use crate::policy::nets::{self, HostNet};
 use crate::policy::plugin::{self, Plugin};
 use crate::policy::store::Store;
@@ -31,7 +31,7 @@ fn shared_vocabulary(
     let tokenizers: Vec<_> =
         route.models.iter().map(|(m, _)| (config.models[*m].name.as_str(), &texts[*m].tokenizer)).collect();
     let mut excluded = excluded_tokens(&tokenizers)
-        .map_err(|e| Failure::input(config.error(&route.origin, format!("routes.{}: {e}", route.name))))?;
+        .map_err(|e| Failure::input(config.members_error(route, format!("routes.{}: {e}", route.name))))?;
     let widths = || route.models.iter().map(|(m, _)| infos[*m].vocab_size);
     excluded.extend(widths().min().unwrap_or(0)..widths().max().unwrap_or(0));
     excluded.sort_unstable();
@@ -52,7 +52,7 @@ fn plugin(
 ) -> Result<Arc<Plugin>, Failure> {
     let fault = |message: String| {
         let message = format!("routes.{}.plugin = {:?}: {message}", route.name, short(&route.plugin));
-        Failure::input(config.error(&route.plugin_origin, message))
+        Failure::input(config.route_error(route, "/plugin", message))
     };
     if route.plugin.len() > MAX_PATH {
         return Err(fault(format!(
@@ -78,51 +78,42 @@ fn plugin(
 
 /// The route's plugin, with the nets that the route describes for it.
 fn with_nets(config: &Config, route: &RouteConfig, plugin: Arc<Plugin>) -> Result<Arc<Plugin>, Failure> {
-    let fault = |origin, message: String| Failure::input(config.error(origin, message));
-    let (nets, origin) = match &route.nets {
-        Some((table, origin)) => {
-            let nets = nets::written(table);
-            (nets.map_err(|e| fault(origin, format!("routes.{}.nets{e}", route.name)))?, origin)
-        }
+    let nets = match &route.nets {
+        Some(table) => nets::written(table).map_err(|e| nets_fault(config, route, &e))?,
         None if plugin.policy.host_nets().is_empty() => return Ok(plugin),
-        None => (Vec::new(), &route.origin),
+        None => Vec::new(),
     };
-    let policy = plugin.policy.with_nets(nets);
-    let policy = policy.map_err(|e| fault(origin, format!("routes.{}.nets: {e}", route.name)))?;
+    let policy = plugin.policy.with_nets(nets).map_err(|e| nets_fault(config, route, &format!(": {e}")))?;
     let Plugin { version, path, sha256, .. } = &*plugin;
     Ok(Arc::new(Plugin { policy, version: version.clone(), path: path.clone(), sha256: sha256.clone() }))
 }
 
-/// What `a` has, as if it were written where `b` is.
-fn written_at<T: Clone>(a: &Option<(T, Origin)>, b: &Option<(T, Origin)>) -> Option<(T, Origin)> {
-    let place = |own: &Origin| b.as_ref().map_or(own, |(_, other)| other).clone();
-    a.as_ref().map(|(value, own)| (value.clone(), place(own)))
+/// `told` begins with the place within `nets`: `.NET.nodes[0]: …`.
+fn nets_fault(config: &Config, route: &RouteConfig, told: &str) -> Failure {
+    let (place, _) = told.split_once(": ").unwrap_or_default();
+    let place = format!("/nets{}", place.replace(['.', '['], "/").replace(']', ""));
+    Failure::input(config.route_error(route, &place, format!("routes.{}.nets{told}", route.name)))
 }
 
 /// Requests may set settings of the policy alone.
 fn check_overrides(config: &Config, route: &RouteConfig, plugin: &Plugin) -> Result<(), Failure> {
-    let Some((overrides, origin)) = &route.overrides else { return Ok(()) };
-    let Some(key) = overrides.unknown_key(plugin.policy.settings_schema()) else { return Ok(()) };
+    let Some(overrides) = &route.overrides else { return Ok(()) };
+    let Some((index, known)) = overrides.unknown_key(plugin.policy.settings_schema()) else { return Ok(()) };
+    let key = overrides.keys[index].to_string();
+    let near = closest(&key, known.iter().map(String::as_str));
+    let near = near.map(|near| format!("did you mean `{near}`? ")).unwrap_or_default();
+    let known = if known.is_empty() { "none".into() } else { known.join(", ") };
     let message = format!(
-        "routes.{}.overrides: `{key}` is not in the settings schema of plugin `{}`; name settings that it has",
+        "routes.{}.overrides[{index}] = {key:?}: is not in the settings schema of plugin `{}`; {near}It names {known}",
         route.name,
         plugin.policy.name()
     );
-    Err(Failure::input(config.error(origin, message)))
+    Err(Failure::input(config.route_error(route, &format!("/overrides/{index}"), message)))
 }
 
-/// `a`, but for where it was written and where its plugin was found.
+/// `a`, but for where its plugin was found.
 fn same_table(a: &RouteConfig, b: &RouteConfig) -> bool {
-    let a = RouteConfig {
-        nets: written_at(&a.nets, &b.nets),
-        overrides: written_at(&a.overrides, &b.overrides),
-        plugin: b.plugin.clone(),
-        sha256: b.sha256.clone(),
-        origin: b.origin.clone(),
-        plugin_origin: b.plugin_origin.clone(),
-        settings_places: b.settings_places.clone(),
-        ..a.clone()
-    };
+    let a = RouteConfig { plugin: b.plugin.clone(), sha256: b.sha256.clone(), ..a.clone() };
     a == *b
 }
 
@@ -205,9 +196,8 @@ impl Prepared {
         for route in &config.routes {
             self.excluded.push(shared_vocabulary(config, route, &self.texts, &self.infos)?);
             let plugin = with_nets(config, route, plugin(config, route, &directories, &mut loaded, &mut store)?)?;
-            validate_settings(plugin.policy.settings_schema(), &route.settings).map_err(|e| {
-                Failure::input(config.error(route.settings_origin(&e), format!("routes.{}.settings: {e}", route.name)))
-            })?;
+            validate_settings(plugin.policy.settings_schema(), &route.settings)
+                .map_err(|e| Failure::input(config.settings_error(route, &e)))?;
             check_overrides(config, route, &plugin)?;
             self.plugins.push(plugin);
         }
@@ -226,7 +216,7 @@ impl Prepared {
             if let Device::Cuda(_) = placed.device {
                 let checked = self.nets().check_cuda(ModelId(index as u32));
                 checked.map_err(|e| {
-                    Failure::input(self.config.error(&model.origin, format!("models.{}: {e}", model.name)))
+                    Failure::input(self.config.model_error(model, format!("models.{}: {e}", model.name)))
                 })?;
             }
         }
@@ -275,9 +265,8 @@ impl Prepared {
     /// A policy that does not describe its nets itself gets one number of each.
     fn check_host_nets(&self, index: usize) -> Result<(), Failure> {
         let route = &self.config.routes[index];
-        let Some((table, origin)) = &route.nets else { return Ok(()) };
-        let fault =
-            |message: String| Failure::input(self.config.error(origin, format!("routes.{}.nets{message}", route.name)));
+        let Some(table) = &route.nets else { return Ok(()) };
+        let fault = |told: String| nets_fault(&self.config, route, &told);
         for HostNet { net, .. } in nets::written(table).map_err(fault)? {
             if let Some(width) = self.nets().width(&net).filter(|&width| width != 1) {
                 return Err(fault(format!(".{}: scores {width} numbers a row; let its last node score 1", net.name)));
@@ -321,7 +310,10 @@ pub fn start_failure(config: &Config, error: &StartError) -> Failure {
         | StartError::AtStartOnly { route, .. }
         | StartError::Route { route, .. }
         | StartError::Taken { route } => match config.routes.iter().find(|r| r.name == *route) {
-            Some(known) => Failure::input(config.error(known.settings_origin(""), error.to_string())),
+            Some(known) => Failure::input(match error {
+                StartError::Policy { message, .. } => config.refused_error(known, message, error.to_string()),
+                _ => config.route_error(known, "/settings", error.to_string()),
+            }),
             None => Failure::input(error),
         },
         StartError::Hung { .. } => Failure::hung(error),

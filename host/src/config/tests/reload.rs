@@ -102,7 +102,7 @@ fn what_needs_a_restart() {
     };
     assert_eq!(
         refused("port = 8000", "port = 8001"),
-        "dir/t.toml: server.port = 8001: the server runs with 8000; restart to change it"
+        "dir/t.toml:4: server.port = 8001: the server runs with 8000; restart to change it"
     );
     for (old, new, says) in [
         (
@@ -110,7 +110,13 @@ fn what_needs_a_restart() {
             "port = 8000\nhost = \"0.0.0.0\"",
             "server.host = \"0.0.0.0\": the server runs with \"127.0.0.1\"",
         ),
-        ("port = 8000", "port = 8000\ndrain_timeout = 5", "server.drain_timeout = 5: the server runs with 30"),
+        (
+            "port = 8000",
+            "port = 8000\ndrain_timeout = 5",
+            "t.toml:5: server.drain_timeout = 5: the server runs with 30",
+        ),
+        ("port = 8000", "port = 8000\ntls = { cert = \"c\", key = \"k\" }", "t.toml:5: server.tls = some: the server"),
+        ("[models.small]", "[batching]\n[models.small]\npages = 9", "t.toml:8: models.small.pages = 9: the server"),
         ("port = 8000", "port = 8000\nadmin = \"[::1]:9\"", "server.admin = \"[::1]:9\": the server runs with none"),
         ("0123456789abcdef", "fedcba9876543210", "server.admin_keys = 1 keys that are not shown"),
         ("path = \"small\"", "path = \"tiny\"", "models.small.path = \"tiny\": the server runs with \"small\""),
@@ -127,6 +133,11 @@ fn what_needs_a_restart() {
         ("[models.small]", "[gpu]\ngraphs = false\n[models.small]", "gpu.graphs = false: the server runs with true"),
         ("directory = \"d\"", "directory = \"e\"", "record.directory = \"e\": the server runs with \"d\""),
         ("directory = \"d\"", "directory = \"d\"\nhidden = true", "record.hidden = true: the server runs with false"),
+        (
+            "[record]\ndirectory = \"d\"\nroutes = [\"r\"]\n",
+            "",
+            "t.toml: record.directory = none: the server runs with \"d\"",
+        ),
     ] {
         let message = refused(old, new);
         assert!(message.contains(says), "{message}");

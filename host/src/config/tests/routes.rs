@@ -33,6 +33,11 @@ fn messages_about_routes() {
             "routes.r.overrides: the route is recorded under [record], and a recording has one table of settings for \
              each route; leave it out, or list the routes to record under record.routes without this one",
         ),
+        (
+            "settings.x = -99999999999999999999",
+            "routes.r.settings.x = -99999999999999999999: must be from -9223372036854775808 to 9223372036854775807, or \
+             with a decimal point",
+        ),
         ("settings = 3", "routes.r.settings = 3: must be a table, not an integer"),
         ("settings.x = nan", "routes.r.settings.x = NaN: must be a finite number: settings are handed over as JSON"),
         (
@@ -74,6 +79,28 @@ fn messages_about_routes() {
     ] {
         assert_eq!(more(text), format!("dir/t.toml:{message}"));
     }
+}
+
+#[test]
+fn refusals_of_policies_are_at_what_they_tell_of() {
+    let text = "[routes.r]\nplugin = 'p'\nentry = 'small'\n[routes.r.settings]\nthreshold = 1\nthreshold_two = 2\n\
+                [routes.r.roles]\nsmall = 'slm'\nlarge = 'lm'\n\
+                [routes.s]\nplugin = 'p'\nmodels = ['small']\n";
+    let config = parse(&format!("{BASE}{text}")).unwrap();
+    let at = |route: usize, reason: &str| {
+        let told = format!("policy `p` refuses to start: {reason}");
+        match config.refused_error(&config.routes[route], &told, "no").origin {
+            Some(Origin::Line(line)) => line - BASE.lines().count(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let roles =
+        "p needs exactly two models, with the roles \"slm\" and \"llm\"; route `r` has roles { small = \"slm\" }";
+    assert_eq!((at(0, roles), at(1, roles)), (7, 12));
+    assert_eq!(at(0, "p begins at model `large`; set entry = \"large\" in route `r`"), 3);
+    assert_eq!((at(0, "threshold is odd"), at(0, "threshold_two: is odd"), at(0, "odd threshold")), (5, 6, 4));
+    assert_eq!(at(1, "threshold is not set"), 10);
+    assert_eq!(config.members_error(&config.routes[0], "no").origin, Some(Origin::Line(12)));
 }
 
 #[test]

@@ -18,7 +18,16 @@ fn messages_about_the_server() {
         ("port = \"80\"", "server.port = \"80\": must be an integer, not a string"),
         ("port = 65536", "server.port = 65536: must be from 0 to 65535"),
         ("port = -1", "server.port = -1: must be from 0 to 65535"),
-        ("port = 99999999999999999999", "the integer 99999999999999999999 is too large"),
+        ("port = 99999999999999999999", "server.port = 99999999999999999999: must be from 0 to 65535"),
+        (
+            "max_requests = 0xFFFFFFFFFFFFFFFFFFFF",
+            "server.max_requests = 0xFFFFFFFFFFFFFFFFFFFF: must be from 1 to 1048576",
+        ),
+        (
+            "drain_timeout = 99999999999999999999",
+            "server.drain_timeout = 99999999999999999999: must be from 0 to 86400",
+        ),
+        ("host = 99999999999999999999", "server.host = 99999999999999999999: must be a string, not an integer"),
         (
             "host = \"localhost\"",
             "server.host = \"localhost\": must be an IP address to listen at: \"127.0.0.1\" for this machine alone, \"0.0.0.0\" for all",
@@ -104,6 +113,7 @@ fn messages_about_recording() {
             "max_bytes = '5'",
             "record.max_bytes = \"5\": must be a size with its unit, for example \"512MiB\" or \"2GiB\"",
         ),
+        ("max_bytes = '5000TiB'", "record.max_bytes = \"5000TiB\": must be from 1B to 1000TB"),
         ("max_bytes = '5KiB'", "record.max_bytes = \"5KiB\": must be at least 1MiB"),
         ("shard_rows = 1023", "record.shard_rows = 1023: must be from 1024 to 16777216"),
         ("hidden = 1", "record.hidden = 1: must be true or false, not an integer"),

@@ -47,16 +47,19 @@ fn traces_need_a_restart() {
     let with = |more: &str| parse(&format!("{BASE}{more}")).unwrap();
     let table = "[traces]\nendpoint = \"http://c:1\"\n";
     for (new, said) in [
-        ("", "traces.endpoint = none: the server runs with \"http://c:1/v1/traces\""),
+        ("", " traces.endpoint = none: the server runs with \"http://c:1/v1/traces\""),
         (
             "[traces]\nendpoint = \"http://d:1\"\n",
-            "traces.endpoint = \"http://d:1/v1/traces\": the server runs with \"http://c:1/v1/traces\"",
+            "7: traces.endpoint = \"http://d:1/v1/traces\": the server runs with \"http://c:1/v1/traces\"",
         ),
-        (&format!("{table}sample = 0.5"), "traces.sample = 0.5: the server runs with 1.0"),
-        (&format!("{table}service_name = \"x\""), "traces.service_name = \"x\": the server runs with \"tokenrouter\""),
+        (&format!("{table}sample = 0.5"), "8: traces.sample = 0.5: the server runs with 1.0"),
+        (
+            &format!("{table}service_name = \"x\""),
+            "8: traces.service_name = \"x\": the server runs with \"tokenrouter\"",
+        ),
     ] {
         let refused = with(new).taken_over(&with(table)).unwrap_err().to_string();
-        assert_eq!(refused, format!("dir/t.toml: {said}; restart to change it"));
+        assert_eq!(refused, format!("dir/t.toml:{said}; restart to change it"));
     }
 }
 
