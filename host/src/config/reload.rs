@@ -32,8 +32,8 @@ impl Differences {
 
 impl Config {
     /// This configuration for a server that runs `before`: its models in their order there. Routes,
-    /// `plugin_dirs`, and how long models wait may differ; all else must be as it was. The error is of the first difference
-    /// that only a restart puts in force.
+    /// `plugin_dirs`, and how long models wait may differ; all else must be as it was. The error is of the first
+    /// difference that only a restart puts in force.
     pub fn taken_over(self, before: &Self) -> Result<Self, ConfigError> {
         let new = self.in_order_of(before);
         // Whoever adds a key has to say here whether it needs a restart.

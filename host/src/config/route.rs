@@ -97,8 +97,8 @@ impl Config {
         self.route_error(route, place, message)
     }
 
-    /// An error of `route`, which its policy does not take: `told`. A policy that refuses to start tells in words of its
-    /// own: of the roles or the entry as the plugin API does, or of the setting that it begins with.
+    /// An error of `route`, which its policy does not take: `told`. A policy that refuses to start tells in words of
+    /// its own: of the roles or the entry as the plugin API does, or of the setting that it begins with.
     pub fn refused_error(&self, route: &RouteConfig, told: &str, message: impl Into<String>) -> ConfigError {
         let reason = told.split_once(" refuses to start: ").map_or(told, |(_, reason)| reason);
         let named = |key: &&String| {

@@ -38,8 +38,8 @@ impl Key {
         }
     }
 
-    /// `None` where `schema` has a setting there: it names each part, or says what those are that it does not name. Else
-    /// the settings that it names where the parts lead, as far as they do.
+    /// `None` where `schema` has a setting there: it names each part, or says what those are that it does not name.
+    /// Else the settings that it names where the parts lead, as far as they do.
     fn instead(&self, schema: &Value) -> Option<Vec<Self>> {
         let (mut at, mut known) = (schema, Vec::new());
         for (depth, part) in self.0.iter().enumerate() {
