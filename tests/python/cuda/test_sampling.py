@@ -143,8 +143,8 @@ class Kernels:
             )
             self.sample_rows(
                 (slots,), (512,),
-                (b["header"], b["params"], b["logits"], u32(vocab), u32(pitch), u32(chunks), b["stats"], b["keys"],
-                 b["out"], b["top_values"], b["top_ids"]),
+                (b["header"], b["params"], b["masked"], b["logits"], u32(vocab), u32(pitch), u32(chunks), b["stats"],
+                 b["keys"], b["out"], b["top_values"], b["top_ids"]),
             )
 
         return b, launch
