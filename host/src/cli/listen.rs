@@ -34,7 +34,7 @@ impl Place {
             let why = format!("the server's own address {main} covers it");
             return Err(Failure::input(admin_fault(address, &why)));
         }
-        Self::at(address, |address, error| admin_fault(address, error))
+        Self::at(address, admin_fault)
     }
 
     fn at(address: SocketAddr, fault: fn(SocketAddr, &io::Error) -> String) -> Result<Self, Failure> {

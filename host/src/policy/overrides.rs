@@ -46,7 +46,7 @@ impl Key {
             let properties = at.get("properties").and_then(Value::as_object);
             if let Some(properties) = properties {
                 let names = properties.iter().filter(|(_, schema)| **schema != Value::Bool(false));
-                known = names.map(|(name, _)| Self([&self.0[..depth], &[name.clone()]].concat())).collect();
+                known = names.map(|(name, _)| Self([&self.0[..depth], std::slice::from_ref(name)].concat())).collect();
             }
             let named = properties.and_then(|properties| properties.get(part));
             match named.or_else(|| at.get("additionalProperties")).filter(|schema| **schema != Value::Bool(false)) {
