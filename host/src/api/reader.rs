@@ -136,6 +136,11 @@ impl Fields {
         self.map.keys().filter(|name| name.starts_with(prefix)).cloned().collect()
     }
 
+    /// Whether two fields are there and say the same.
+    pub fn same(&self, field: &str, other: &str) -> bool {
+        self.map.get(field).is_some_and(|value| self.map.get(other) == Some(value))
+    }
+
     /// Refuse a field that would change the answer but is not built, unless its value asks for nothing.
     pub fn refuse(&mut self, field: &str, neutral: fn(&Value) -> bool, remedy: &str) -> Result<(), ApiError> {
         match self.take(field) {

@@ -70,9 +70,10 @@ pub fn check_name(field: &str, name: String) -> Result<String, ApiError> {
 pub struct RequestName(Option<String>);
 
 impl RequestName {
-    /// Read `request_id`.
+    /// Read `request_id`, or SGLang's name for it.
     pub fn read(fields: &mut Fields) -> Result<Self, ApiError> {
-        client_name(fields, "request_id").map(Self)
+        let [given, other] = ["request_id", "rid"].map(|field| client_name(fields, field));
+        Ok(Self(given?.or(other?)))
     }
 
     /// The answer's id, and the names by which it can be aborted.

@@ -13,7 +13,7 @@ use crate::config::Config;
 /// Connections that wait to be taken.
 const BACKLOG: u32 = 1024;
 
-/// An address that is the server's own while it loads. Nobody listens there yet, so whoever comes early is refused
+/// An address that is bound while the server loads. Nobody listens there yet, so whoever comes early is refused
 /// and not left waiting.
 pub struct Place {
     socket: TcpSocket,
@@ -49,10 +49,11 @@ impl Place {
         Ok(Self { socket, address, fault })
     }
 
-    /// Take connections. Another server that began at the same time may have come first.
+    /// Take connections. Another program that allows the reuse of addresses may have come first, so that a later start
+    /// may do better.
     pub fn listen(self) -> Result<TcpListener, Failure> {
         let Self { socket, address, fault } = self;
-        socket.listen(BACKLOG).map_err(|error| Failure::input(fault(address, &error)))
+        socket.listen(BACKLOG).map_err(|error| Failure::work(fault(address, &error)))
     }
 }
 

@@ -50,15 +50,13 @@ impl Placed {
             };
             architecture.map_err(|e| format!("models.{}: {e}", model.name))
         };
-        let own = load(None)?;
-        let architecture = match model.context {
-            Some(context) if context as usize > own.context => {
-                let (name, most) = (&model.name, own.context);
-                return Err(format!("models.{name}.context = {context}: the model's own is {most}; set at most that"));
+        // Some models can only be served with a context that is lowered, so theirs alone does not load.
+        let architecture = load(model.context).map_err(|error| match (model.context, load(None)) {
+            (Some(context), Ok(Architecture { context: most, .. })) if context as usize > most => {
+                format!("models.{}.context = {context}: the model's own is {most}; set at most that", model.name)
             }
-            Some(context) => load(Some(context))?,
-            None => own,
-        };
+            _ => error,
+        })?;
         let (device, dtype) = devices.place(model)?;
         if let Device::Cuda(_) = device {
             cuda::check_config(&architecture, dtype).map_err(|e| format!("models.{}: {e}", model.name))?;
@@ -212,6 +210,33 @@ mod tests {
         assert_eq!(row_limits(Device::Cuda(0), Some(64), None), (64, 64));
         assert_eq!(row_limits(Device::Cpu, None, Some(300)), (300, 300));
         assert_eq!(row_limits(Device::Cpu, Some(500), Some(300)), (500, 300));
+    }
+
+    #[test]
+    fn contexts_that_are_lowered() {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/small/config.json");
+        let mut raw: serde_json::Value = serde_json::from_slice(&std::fs::read(demo).unwrap()).unwrap();
+        let look = |_| unreachable!();
+        let place = |raw: &serde_json::Value, context: &str| {
+            let directory = tempfile::tempdir().unwrap();
+            std::fs::write(directory.path().join("config.json"), raw.to_string()).unwrap();
+            let text = format!("[models.m]\npath = \"m\"\ndevice = \"cpu\"\n{context}\n");
+            let config = Config::parse(&text, "c.toml".as_ref(), &BTreeMap::new()).unwrap();
+            let placed = Placed::new(&config.models[0], directory.path(), &mut Devices::new(&look));
+            placed.map(|placed| placed.architecture.context)
+        };
+        assert_eq!(place(&raw, ""), Ok(2048));
+        assert_eq!(place(&raw, "context = 64"), Ok(64));
+        assert_eq!(
+            place(&raw, "context = 2049").unwrap_err(),
+            "models.m.context = 2049: the model's own is 2048; set at most that"
+        );
+        // What a model is only served with.
+        raw["use_sliding_window"] = true.into();
+        raw["sliding_window"] = 64.into();
+        assert_eq!(place(&raw, "context = 64"), Ok(64));
+        let refused = place(&raw, "").unwrap_err();
+        assert!(refused.contains("set the model's context to at most 64"), "{refused}");
     }
 
     #[test]

@@ -135,7 +135,7 @@ fn refuse_recorded(before: &Prepared, next: &Prepared, changes: &RouteChanges) -
 mod tests {
     use super::*;
 
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread")]
     async fn signals_during_a_reload_are_one() {
         let (began, begins) = std::sync::mpsc::channel();
         let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
@@ -150,7 +150,10 @@ mod tests {
             signals.send(()).unwrap();
             let first = tokio::task::spawn_blocking(move || begins.recv().map(|()| begins));
             let begins = first.await.unwrap().unwrap();
-            (0..50).for_each(|_| signals.send(()).unwrap());
+            for _ in 0..50 {
+                signals.send(()).unwrap();
+                tokio::task::yield_now().await;
+            }
             drop((signals, go_on));
             begins
         };

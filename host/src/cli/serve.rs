@@ -90,14 +90,12 @@ async fn serve(arguments: &Serve, config: Config) -> Result<(), Failure> {
     state.traces = prepared.config.traces.as_ref().and_then(Traces::start);
     state.front = in_force.door(&prepared.config);
     state.access = Access::new(server.admin.is_some(), server.admin_keys.iter().map(AdminKey::expose));
-    let listener = Listener {
-        tcp: place.map(Place::listen).transpose()?,
-        tls: in_force.tls.clone(),
-        unix: bind_socket(&prepared.config)?,
-    };
+    // The main address is the last: who is taken there is served.
+    let unix = bind_socket(&prepared.config)?;
+    let admin = admin_place.map(Place::listen).transpose()?;
+    let listener = Listener { tcp: place.map(Place::listen).transpose()?, tls: in_force.tls.clone(), unix };
     check_files(&prepared.config);
     let address = listener.tcp.as_ref().map(|tcp| tcp.local_addr()).transpose().map_err(Failure::work)?;
-    let admin = admin_place.map(Place::listen).transpose()?;
     let admin = admin.map(|tcp| Listener { tcp: Some(tcp), tls: in_force.tls.clone(), unix: None });
     let admin_address =
         admin.as_ref().and_then(|admin| Some(admin.tcp.as_ref()?.local_addr())).transpose().map_err(Failure::work)?;

@@ -53,7 +53,9 @@ impl Config {
         match differences.0 {
             Some((field, was, is)) => {
                 let message = format!("{field} = {is}: the server runs with {was}; restart to change it");
-                let model = models.iter().find(|model| field.starts_with(&format!("models.{}.", model.name)));
+                let model = models.iter().filter(|model| field.starts_with(&format!("models.{}.", model.name)));
+                // Names may have dots: the longest is meant.
+                let model = model.max_by_key(|model| model.name.len());
                 Err(match model {
                     Some(model) => new.model_error(model, message),
                     None => new.error(&format!("/{}", field.replace('.', "/")), message),

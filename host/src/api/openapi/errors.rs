@@ -51,9 +51,9 @@ pub const STATUSES: &[(u16, &str, &[&str])] = &[
 ];
 
 /// What every endpoint may say: limits on heads and connections.
-pub const OF_ALL: [u16; 5] = [400, 414, 429, 431, 503];
+pub const OF_ALL: [u16; 6] = [400, 414, 429, 431, 501, 503];
 /// Of a body that is read.
-pub const OF_BODIES: [u16; 4] = [408, 413, 415, 501];
+pub const OF_BODIES: [u16; 3] = [408, 413, 415];
 
 fn name(status: u16) -> String {
     format!("Error{status}")

@@ -74,6 +74,7 @@ fn openai() -> Vec<Field> {
         ("prompt_logprobs", about(integer(0..=TOP), "So many of the best tokens at each place of the prompt.")),
         ("truncate_prompt_tokens", truncate()),
         ("request_id", about(bytes(1..=MAX_NAME), "The answer's `id` ends with it.")),
+        ("rid", about(bytes(1..=MAX_NAME), "The same, as SGLang names it; `request_id` goes first.")),
         special_tokens(),
     ]
 }

@@ -133,6 +133,8 @@ async fn fields() {
         (completions, "max_tokens", json!(0), 400, "invalid_value", "max_tokens"),
         (completions, "return_logprob", json!(true), 400, "unsupported_parameter", "return_logprob"),
         (completions, "max_new_tokens", json!(0), 400, "unsupported_parameter", "max_new_tokens"),
+        ("/generate", "logprobs", json!(0), 400, "unsupported_parameter", "logprobs"),
+        (completions, "rid", json!(""), 400, "invalid_value", "rid"),
         (chats, "sampling_params", json!({"top_k": 1}), 400, "unsupported_parameter", "sampling_params"),
         ("/generate", "temperature", json!(0), 400, "unsupported_parameter", "temperature"),
         (
