@@ -356,6 +356,7 @@ def test_version_and_load(http):
 def test_models(client):
     models = {model.id: model for model in client.models.list()}
     assert models["small"].max_model_len == 2048 and models["small"].owned_by == "tokenrouter"
+    assert models["small"].root == "small"
 
 
 def test_content_types(http):

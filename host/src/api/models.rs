@@ -52,6 +52,7 @@ fn describe(state: &AppState, route: &RouteInfo) -> Value {
         "object": "model",
         "created": state.started,
         "owned_by": "tokenrouter",
+        "root": route.name,
         "max_model_len": longest,
         "policy": route.policy,
         "overrides": route.overrides.names(),

@@ -154,8 +154,7 @@ pub fn prepare(selection: impl Into<Selection>) -> Result<Prepared, Failure> {
     for (info, plan) in prepared.infos.iter_mut().zip(&prepared.plan.models) {
         info.pages = plan.pages;
     }
-    let (config, plan) = (&prepared.config, &prepared.plan);
-    plan.check().map_err(|e| Failure::input(format!("{}: {e}", config.file.display())).with_details(plan))?;
+    prepared.check_memory().map_err(|failure| failure.with_details(&prepared.plan))?;
     Ok(prepared)
 }
 

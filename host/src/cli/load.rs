@@ -251,6 +251,6 @@ mod tests {
         assert_eq!(plan("bench-r2r.toml", 100, 90).devices[0].available, Some(90 << 30));
         assert_eq!(plan("bench-r2r.toml", 100, 100).devices[0].available, Some(92 << 30));
         let small = plan("bench-r2r.toml", 64, 64);
-        assert!(small.check().unwrap_err().contains("the weights and workspaces alone do not fit"), "{small}");
+        assert!(small.check().unwrap_err().message.contains("the weights and workspaces alone do not fit"), "{small}");
     }
 }

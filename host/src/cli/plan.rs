@@ -74,6 +74,14 @@ pub struct DevicePlan {
     pub available: Option<u64>,
 }
 
+/// Why the models do not fit.
+#[derive(Debug, PartialEq, Eq)]
+pub struct DoesNotFit {
+    pub message: String,
+    /// The model, by its index, whose pool is the largest; `None` where no smaller pools would fit.
+    pub lower: Option<usize>,
+}
+
 /// What all models take, and what there is. Every model's device is among the devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPlan {
@@ -110,19 +118,20 @@ impl MemoryPlan {
         }
     }
 
-    /// The models fit, or one line that says by how much they do not.
-    pub fn check(&self) -> Result<(), String> {
+    /// The models fit, or by how much they do not.
+    pub fn check(&self) -> Result<(), DoesNotFit> {
         self.devices.iter().try_for_each(|device| self.check_device(device))
     }
 
-    fn check_device(&self, plan: &DevicePlan) -> Result<(), String> {
+    fn check_device(&self, plan: &DevicePlan) -> Result<(), DoesNotFit> {
         let device = plan.device;
         let total = self.sum(device, ModelPlan::total);
         let Some(available) = plan.available.filter(|available| *available < total) else { return Ok(()) };
         let fixed = self.sum(device, ModelPlan::fixed);
-        let largest = self.on(device).max_by_key(|m| m.pool_bytes());
+        let on_device = self.models.iter().enumerate().filter(|(_, model)| model.device == device);
+        let largest = on_device.max_by_key(|(_, model)| model.pool_bytes()).filter(|_| fixed < available);
         let remedy = match (largest, device) {
-            (Some(model), _) if fixed < available => format!(
+            (Some((_, model)), _) => format!(
                 "pools of {} together would fit; lower kv_memory, kv_tokens or pages, most of all of `{}`",
                 Size(available - fixed),
                 model.name
@@ -140,13 +149,14 @@ impl MemoryPlan {
                 (format!(" on {device}"), format!("workspaces {workspaces}, "))
             }
         };
-        Err(format!(
+        let message = format!(
             "the models{place} need {} of memory (weights {}, {workspaces}K/V pools {}) but {} is available: {remedy}",
             Size(total),
             Size(self.sum(device, |m| m.weight_bytes)),
             Size(self.sum(device, ModelPlan::pool_bytes)),
             Size(available)
-        ))
+        );
+        Err(DoesNotFit { message, lower: largest.map(|(index, _)| index) })
     }
 }
 
@@ -276,12 +286,19 @@ cuda:0 (NVIDIA H200): 3.5 GiB of 9.0 GiB available
             devices: vec![cpu(Some(4 << 30))],
         };
         assert_eq!(
-            plan.check().unwrap_err(),
-            "the models need 5.0 GiB of memory (weights 3.0 GiB, K/V pools 2.0 GiB) but 4.0 GiB is available: \
-             pools of 1.0 GiB together would fit; lower kv_memory, kv_tokens or pages, most of all of `large`"
+            plan.check(),
+            Err(DoesNotFit {
+                message: "the models need 5.0 GiB of memory (weights 3.0 GiB, K/V pools 2.0 GiB) but 4.0 GiB is \
+                          available: pools of 1.0 GiB together would fit; lower kv_memory, kv_tokens or pages, most \
+                          of all of `large`"
+                    .into(),
+                lower: Some(1),
+            })
         );
         let plan = MemoryPlan { devices: vec![cpu(Some(1 << 30))], ..plan };
-        assert!(plan.check().unwrap_err().ends_with("the weights alone do not fit; use smaller models or more memory"));
+        let DoesNotFit { message, lower } = plan.check().unwrap_err();
+        assert!(message.ends_with("the weights alone do not fit; use smaller models or more memory"));
+        assert_eq!(lower, None);
         let plan = MemoryPlan { devices: vec![cpu(None)], ..plan };
         assert_eq!(plan.check(), Ok(()));
     }
@@ -294,12 +311,12 @@ cuda:0 (NVIDIA H200): 3.5 GiB of 9.0 GiB available
             devices: vec![cpu(Some(4 << 30)), h200(9 << 29)],
         };
         assert_eq!(
-            plan.check().unwrap_err(),
+            plan.check().unwrap_err().message,
             "the models on cuda:0 need 5.0 GiB of memory (weights 3.0 GiB, workspaces 1.0 GiB, K/V pools 1.0 GiB) but 4.5 GiB is available: \
              pools of 512.0 MiB together would fit; lower kv_memory, kv_tokens or pages, most of all of `large`"
         );
         let plan = MemoryPlan { devices: vec![cpu(Some(4 << 30)), h200(4 << 30)], ..plan };
-        assert!(plan.check().unwrap_err().ends_with("there, or raise gpu.memory_fraction"));
+        assert!(plan.check().unwrap_err().message.ends_with("there, or raise gpu.memory_fraction"));
     }
 
     #[test]

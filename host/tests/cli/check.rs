@@ -60,7 +60,7 @@ fn what_does_not_fit_in_memory() {
     let lines: Vec<&str> = error.lines().collect();
     let [head, model, host, last] = lines.as_slice() else { panic!("{error}") };
     assert!(head.starts_with("model ") && model.starts_with("m ") && host.starts_with("cpu: "), "{error}");
-    assert!(last.starts_with("error: ") && last.contains("c.toml: the models need "), "{error}");
+    assert!(last.starts_with("error: ") && last.contains("c.toml:4: the models need "), "{error}");
 }
 
 #[test]

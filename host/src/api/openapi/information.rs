@@ -53,6 +53,7 @@ fn model() -> Value {
         ("object", constant("model")),
         ("created", count()),
         ("owned_by", string()),
+        ("root", about(string(), "As `id`.")),
         ("max_model_len", or_null(count())),
         plugin("policy"),
         overrides(),

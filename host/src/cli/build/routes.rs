@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::super::device::Device;
 use super::super::output::Failure;
+use super::super::plan::DoesNotFit;
 use super::Prepared;
-use crate::config::{self, Config, RouteConfig};
+use crate::config::{self, Config, Pool, RouteConfig};
 use crate::engine::{CheckedNets, Makers, RouteChanges, RouteSetup, StartError, TokenText, Wanted, check_route};
 use crate::plain::{closest, short};
 use crate::policy::nets::{self, HostNet};
@@ -142,8 +143,7 @@ impl Prepared {
         next.warn_of_waits();
         next.check_cuda_nets()?;
         next.plan_routers();
-        let file = next.config.file.display();
-        next.plan.check().map_err(|e| Failure::input(format!("{file}: {e}")))?;
+        next.check_memory()?;
         Ok(next)
     }
 
@@ -284,6 +284,16 @@ impl Prepared {
             let hidden = if nets.looks_back(model) { cpu::hidden_page_bytes(info) } else { 0 };
             plan.page_bytes = info.page_bytes + hidden;
         }
+    }
+
+    /// All models fit into their devices; else the fault is at the largest pool.
+    pub(super) fn check_memory(&self) -> Result<(), Failure> {
+        self.plan.check().map_err(|DoesNotFit { message, lower }| {
+            Failure::input(match lower.map(|index| &self.config.models[index]) {
+                Some(model) => self.config.model_error_at(model, model.pool.map_or("", Pool::key), message),
+                None => self.config.error("", message),
+            })
+        })
     }
 
     /// Files with the weights of the routers of all routes that were checked, each once.
