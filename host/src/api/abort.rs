@@ -8,6 +8,7 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::admin::OwnAddress;
+use super::admission::fields;
 use super::error::ApiError;
 use super::http::{json_response, read_body};
 use super::reader::Fields;
@@ -23,7 +24,7 @@ pub async fn handle(
     request: Request,
 ) -> Result<Response, ApiError> {
     let body = read_body(request, state.max_body_bytes, state.front.limits.body_timeout).await?;
-    let mut fields = Fields::parse(&body)?;
+    let mut fields = fields(&state, body).await?;
     let all = fields.boolean("abort_all")?.unwrap_or(false);
     let names = names(&mut fields)?;
     fields.finish(&state.warned);

@@ -88,10 +88,20 @@ where
 {
     let body = read_body(request, state.max_body_bytes, state.front.limits.body_timeout).await?;
     let admitted = state.admissions.admit()?;
-    let fields = Fields::parse(&body)?;
-    drop(body);
+    let fields = fields(&state, body).await?;
     let response = handle(state, fields).await?;
     Ok(response.map(|body| holding(body, admitted)))
+}
+
+/// Longer bodies are read in the caller's turn, apart from the threads that serve connections. In bytes.
+const LONG_BODY: usize = 256 << 10;
+
+/// The fields of a request's body.
+pub(super) async fn fields(state: &AppState, body: Bytes) -> Result<Fields, ApiError> {
+    if body.len() <= LONG_BODY {
+        return Fields::parse(&body);
+    }
+    state.work(move || Fields::parse(&body)).await
 }
 
 /// `body`, with something that is dropped when its connection has taken all of it, or goes.

@@ -113,12 +113,13 @@ pub struct Choice {
 }
 
 impl Choice {
-    pub fn new(request: RequestStream, text: Arc<ModelText>, ending: Ending) -> Self {
+    /// The answer to `prompt`.
+    pub fn new(request: RequestStream, prompt: &[TokenId], text: Arc<ModelText>, ending: Ending) -> Self {
         Self {
             request,
-            text,
             stops: StopMatcher::new(ending.stops.clone(), ending.include_stop),
-            detokenizer: Detokenizer::keeping(ending.keep_special),
+            detokenizer: Detokenizer::keeping(ending.keep_special).after(&text.tokenizer, prompt),
+            text,
             ending,
             ledger: Ledger::default(),
             queue: VecDeque::new(),

@@ -7,8 +7,10 @@ use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::error::{ApiError, PLUGIN_HUNG};
+use super::front::{CALLER, Caller, Client};
 use super::http::json_response;
 use super::params::{Generation, Names};
 use super::reader::Fields;
@@ -25,18 +27,17 @@ pub async fn health(State(state): State<Arc<AppState>>) -> Response {
 /// Longest wait for all models to write a token.
 const PROOF_TIME: Duration = Duration::from_secs(20);
 
-/// Every model writes a token, in its turn among the requests of others.
+/// Every model writes a token, in its turn among the requests of others. One after another and for one probe at a time,
+/// so that `max_requests_per_client` never counts two.
 pub async fn generate(State(state): State<Arc<AppState>>) -> Result<Response, ApiError> {
     let all = async {
-        let mut proofs = Vec::new();
+        let _alone = state.proof.lock().await;
         for model in state.engine.models() {
-            proofs.push(prove(&state, &model.name).await?);
-        }
-        for proof in proofs {
-            proof.collect().await?;
+            prove(&state, &model.name).await?.collect().await?;
         }
         Ok(json_response(StatusCode::OK, &json!({"status": "ok"})))
     };
+    let all = CALLER.scope(Caller { client: Client::Server, arrived: Instant::now() }, all);
     tokio::time::timeout(PROOF_TIME, all).await.unwrap_or_else(|_| {
         let message = format!("No model may take longer than {} s for a token, and one does.", PROOF_TIME.as_secs());
         Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", message))

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
-use axum::response::Response;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use serde_json::Value;
 
@@ -39,7 +39,7 @@ pub async fn read_body(request: Request, max_bytes: usize, within: Duration) -> 
 }
 
 /// Whether `request` has a body. It is taken, as long as that is bearable, and not looked at.
-pub fn discard_unread(request: Request) -> bool {
+fn discard_unread(request: Request) -> bool {
     let (parts, body) = request.into_parts();
     let has_body = !body.is_end_stream();
     if has_body && !parts.headers.contains_key(header::EXPECT) {
@@ -108,14 +108,25 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
 }
 
-pub async fn no_such_path(method: Method, uri: Uri) -> ApiError {
-    let message = format!("Unknown URL: {method} {}. The endpoints are listed in docs/http-api.md.", uri.path());
-    ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
+pub async fn no_such_path(request: Request) -> Response {
+    let (method, path) = (request.method(), request.uri().path());
+    let message = format!("Unknown URL: {method} {path}. The endpoints are listed in docs/http-api.md.");
+    refuse_unread(request, ApiError::new(StatusCode::NOT_FOUND, "not_found", message))
 }
 
-pub async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
-    let message = format!("{method} is not allowed for {}; see the Allow header.", uri.path());
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+pub async fn method_not_allowed(request: Request) -> Response {
+    let (method, path) = (request.method(), request.uri().path());
+    let message = format!("{method} is not allowed for {path}; see the Allow header.");
+    refuse_unread(request, ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message))
+}
+
+/// Refuse `request` for its head alone. What is left of it is not read as another request.
+pub fn refuse_unread(request: Request, error: ApiError) -> Response {
+    let mut response = error.into_response();
+    if discard_unread(request) {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }
 
 /// Text with `%20` and the like decoded. What is not UTF-8 after that has U+FFFD in its place.

@@ -19,10 +19,35 @@ pub struct Fields {
     prefix: String,
 }
 
+/// Most values of a body, where an object counts as [`OBJECT_WEIGHT`]. They take 72 bytes each.
+const MAX_WEIGHT: usize = 1 << 21;
+/// The table of an object's names takes as many bytes as so many values, even if there is but one.
+const OBJECT_WEIGHT: usize = 8;
+
+/// What the values of a body weigh. Of what is not JSON it is anything.
+fn weight(body: &[u8]) -> usize {
+    let (mut weight, mut in_text, mut escaped) = (0, false, false);
+    for byte in body {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_text,
+            b'"' => in_text = !in_text,
+            b',' | b':' | b'[' if !in_text => weight += 1,
+            b'{' if !in_text => weight += OBJECT_WEIGHT,
+            _ => {}
+        }
+    }
+    weight
+}
+
 impl Fields {
     /// The fields of a request's body.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let invalid = |message: String| ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", message);
+        if weight(body) > MAX_WEIGHT {
+            let message = format!("The body has more than {MAX_WEIGHT} values. Send fewer in a request.");
+            return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message));
+        }
         let value =
             serde_json::from_slice(body).map_err(|e| invalid(format!("The body is not valid JSON: {}.", fault(&e))))?;
         match value {
@@ -334,6 +359,14 @@ mod tests {
             assert_eq!((error.status.as_u16(), error.code), (400, "invalid_json"), "{body:?}");
         }
         assert!(Fields::parse(b"{\"a\": \"\xff\"}").is_err());
+        // Few bytes may be much to hold. In a text they are not.
+        for (part, weight) in [("0,", 1), ("[],", 2), ("{\"\":0},", OBJECT_WEIGHT + 2)] {
+            let body = |count: usize| format!(r#"{{"a\"": "{{[,", "b": [{}0]}}"#, part.repeat(count));
+            let most = (MAX_WEIGHT - OBJECT_WEIGHT - 4) / weight;
+            assert!(Fields::parse(body(most).as_bytes()).is_ok(), "{part}");
+            assert_eq!(Fields::parse(body(most + 1).as_bytes()).unwrap_err().code, "payload_too_large", "{part}");
+            assert!(Fields::parse(format!("{{\"a\": {:?}}}", part.repeat(MAX_WEIGHT)).as_bytes()).is_ok());
+        }
     }
 
     #[test]

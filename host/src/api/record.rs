@@ -63,6 +63,8 @@ pub struct Facts {
     /// In the order of their first appearance, each once.
     pub finish_reasons: Vec<&'static str>,
     pub error: Option<&'static str>,
+    /// The server broke off a stream whose head was sent.
+    pub broken: bool,
     pub client: Option<Client>,
     /// Where the request is traced.
     pub visits: Option<Visits>,
@@ -216,7 +218,8 @@ impl Drop for End {
         if status == CLIENT_LEFT {
             state.counts.client_aborts.add(1);
         }
-        state.counts.answered(if record.known_path { &record.path } else { NO_PATH }, status);
+        let counted = if record.facts().broken { BROKEN } else { status };
+        state.counts.answered(if record.known_path { &record.path } else { NO_PATH }, counted);
         let ended = Instant::now();
         let refused = is_refusal(self.status, record.facts().client.is_some());
         let traces = state.traces.as_ref().zip(record.trace.as_ref());

@@ -146,9 +146,11 @@ impl Run {
         prepare(state, submitting.iter().map(|(request, ..)| &request.sampling)).await?;
         let mut running = Vec::with_capacity(choices);
         for (request, ending, to_score, aborted) in submitting {
+            let prompt = request.prompt.clone();
             let stream = state.engine.submit(request).map_err(|e| ApiError::refused(&e, options.prompt_field))?;
             seen.submitted(&stream);
-            running.push((Choice::new(stream, Arc::clone(&route.text), ending).scoring(to_score), aborted));
+            let choice = Choice::new(stream, &prompt, Arc::clone(&route.text), ending).scoring(to_score);
+            running.push((choice, aborted));
         }
         let (sender, pieces) = mpsc::channel(BUFFER);
         for (index, ((choice, aborted), slot)) in running.into_iter().zip(slots).enumerate() {
@@ -179,8 +181,11 @@ impl Run {
     }
 
     /// It is broken off with this error.
-    pub fn failed(&self, code: &'static str) {
-        self.seen.enter(|facts| facts.error = Some(code));
+    pub fn failed(&self, error: &ApiError) {
+        self.seen.enter(|facts| {
+            facts.error = Some(error.code);
+            facts.broken = error.status.is_server_error();
+        });
     }
 
     /// The next piece of any choice; `None` after the last one.

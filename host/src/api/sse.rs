@@ -89,7 +89,7 @@ impl<E: Encoder> EventStream<E> {
             tracing::error!(error = %error.message, "a stream failed");
         }
         if let Some(run) = &self.run {
-            run.failed(error.code);
+            run.failed(&error);
         }
         self.push(vec![error.body()]);
         self.end();

@@ -48,6 +48,8 @@ pub struct AppState {
     pub traces: Option<Traces>,
     /// Of the configuration in force; empty without one.
     pub config_sha256: Arc<ArcSwap<String>>,
+    /// Held by the one probe whose tokens are being written.
+    pub(super) proof: tokio::sync::Mutex<()>,
     pub(super) started: u64,
     pub(super) warned: Warned,
     pub(super) admissions: Admissions,
@@ -73,6 +75,7 @@ impl AppState {
             counts: ApiCounts::default(),
             traces: None,
             config_sha256: Arc::default(),
+            proof: tokio::sync::Mutex::default(),
             started: unix_time(),
             warned: Warned::default(),
             admissions: Admissions::default(),

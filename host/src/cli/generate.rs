@@ -41,19 +41,18 @@ async fn generate(arguments: &Generate, prompt: &str, prepared: &Prepared, engin
     let (entry, _) = &route.models[route.entry];
     let text = prepared.texts[entry.index()].clone();
     let prompt = tokens(arguments, prompt, &text)?;
-    let prompt_tokens = prompt.len();
     let request = NewRequest {
         route: id,
-        prompt,
+        prompt: prompt.clone(),
         max_tokens: arguments.max_tokens,
         sampling: asking::sampling(&arguments.sampling, 0),
         return_signals: arguments.json,
         cache_salt: None,
     };
     let stream = engine.submit(request).map_err(|e| Failure::input(format!("--prompt: {e}")))?;
-    let choice = Choice::new(stream, text, asking::ending(route, engine));
+    let choice = Choice::new(stream, &prompt, text, asking::ending(route, engine));
     if arguments.json {
-        print_json(choice, route, engine, prompt_tokens).await
+        print_json(choice, route, engine, prompt.len()).await
     } else {
         print(choice, route, engine).await
     }

@@ -35,6 +35,13 @@ impl Detokenizer {
         Self { special, ..Self::default() }
     }
 
+    /// The same where `prompt` comes before. What a decoder drops at the start of a text it drops there, and not from
+    /// an answer that goes on with it, unless the prompt has no text at all.
+    pub fn after(self, tokenizer: &Tokenizer, prompt: &[TokenId]) -> Self {
+        let begins = prompt.iter().all(|&id| tokenizer.is_silent(id, self.special));
+        Self { start: if begins { self.start } else { Start::Past }, ..self }
+    }
+
     /// The text that `id` completes.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: TokenId) -> String {
         if tokenizer.is_silent(id, self.special) {
@@ -125,6 +132,21 @@ mod tests {
         let pieces = pieces(&demo, &ids);
         assert!(pieces.iter().all(|p| !p.contains(char::REPLACEMENT_CHARACTER)), "{pieces:?}");
         assert_eq!(pieces.concat(), text);
+    }
+
+    /// With what came before, an answer is the text that the library makes of both.
+    #[test]
+    fn an_answer_goes_on_with_its_prompt() {
+        let tokenizer = byte_fallback();
+        for prompt in [vec![], vec![1], vec![10], vec![1, 11], vec![1, 12]] {
+            for ids in [vec![10, 11], vec![12, 10], vec![12, 12, 11], vec![3], vec![113, 10]] {
+                let mut detokenizer = Detokenizer::default().after(&tokenizer, &prompt);
+                let answer: String = ids.iter().map(|&id| detokenizer.push(&tokenizer, id)).collect();
+                let all: Vec<TokenId> = prompt.iter().chain(&ids).copied().collect();
+                let whole = tokenizer.library_decode(&all);
+                assert_eq!(tokenizer.library_decode(&prompt) + &answer, whole, "{prompt:?} {ids:?}");
+            }
+        }
     }
 
     #[test]

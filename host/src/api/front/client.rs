@@ -43,6 +43,8 @@ pub enum Client {
     /// Who has this name's API key.
     Key(Arc<str>),
     Peer(Peer),
+    /// The server itself, for a probe.
+    Server,
 }
 
 impl fmt::Display for Client {
@@ -50,6 +52,7 @@ impl fmt::Display for Client {
         match self {
             Self::Key(name) => f.write_str(name),
             Self::Peer(peer) => peer.fmt(f),
+            Self::Server => f.write_str("server"),
         }
     }
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use tokio::time::Instant;
 
 use super::counters::Refusal;
 use super::{CALLER, Caller, Client, Front, MetricsAccess, Peer, framing, keys};
 use crate::api::error::ApiError;
-use crate::api::http::discard_unread;
+use crate::api::http::refuse_unread;
 use crate::api::state::AppState;
 
 /// Extension of a request over a connection whose head gives the length of its body in two ways.
@@ -28,9 +28,8 @@ pub async fn guard(State(state): State<Arc<AppState>>, request: Request, next: N
         }
         Err((refusal, error)) => {
             state.front.counters.add(refusal);
-            let mut response = error.into_response();
-            // What is left of it is not read as another request.
-            if discard_unread(request) || refusal == Refusal::Malformed {
+            let mut response = refuse_unread(request, error);
+            if refusal == Refusal::Malformed {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             response

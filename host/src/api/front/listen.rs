@@ -4,7 +4,9 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
@@ -12,6 +14,8 @@ use super::{Peer, Tls};
 
 /// Connections by a Unix socket that wait to be taken.
 const BACKLOG: u32 = 1024;
+/// Longest wait for a place among connections that another program has not taken yet.
+const QUEUE_TIME: Duration = Duration::from_secs(1);
 
 /// An address, a Unix socket, or both.
 #[derive(Default)]
@@ -94,6 +98,15 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((found.dev(), found.ino()))
 }
 
+/// Connect to `path`. Whoever lets others wait longer than a moment, since the queue is full, is there as well.
+fn reach(path: &Path) -> io::Result<()> {
+    let (sender, receiver) = mpsc::channel();
+    let path = path.to_owned();
+    // It ends with the process where its connection waits for ever.
+    thread::spawn(move || sender.send(std::os::unix::net::UnixStream::connect(path).map(drop)));
+    receiver.recv_timeout(QUEUE_TIME).unwrap_or(Ok(()))
+}
+
 impl UnixSocket {
     /// Whether there can be one at `path`: nothing is there, or a socket at which nobody listens.
     pub fn check(path: &Path) -> Result<(), SocketError> {
@@ -101,10 +114,10 @@ impl UnixSocket {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error.into()),
             Ok(found) if !found.file_type().is_socket() => Err(SocketError::Other),
-            Ok(_) => match std::os::unix::net::UnixStream::connect(path) {
+            Ok(_) => match reach(path) {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
-                Ok(_) => Err(SocketError::InUse),
-                // Someone whose queue is full, or whom this user may not reach.
+                Ok(()) => Err(SocketError::InUse),
+                // One whom this user may not reach.
                 Err(error) => Err(error.into()),
             },
         }
@@ -160,6 +173,20 @@ mod tests {
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "nothing is left");
         fs::write(&path, "a file").unwrap();
         assert!(matches!(UnixSocket::bind(&path, 0o600), Err(SocketError::Other)));
+    }
+
+    /// One that is alive, though it takes nobody.
+    #[tokio::test]
+    async fn a_socket_with_a_full_queue_is_in_use() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let socket = tokio::net::UnixSocket::new_stream().unwrap();
+        socket.bind(&path).unwrap();
+        let _listener = socket.listen(0).unwrap();
+        let _first = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let second = UnixStream::connect(&path).await.unwrap_err();
+        assert_eq!(second.kind(), io::ErrorKind::WouldBlock, "the queue is full");
+        assert!(matches!(UnixSocket::check(&path), Err(SocketError::InUse)));
     }
 
     #[tokio::test]

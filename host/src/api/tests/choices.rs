@@ -31,8 +31,13 @@ pub fn finished(reason: FinishReason) -> Event {
     Event::Finished { reason, handoffs: 0 }
 }
 
-/// A choice of a model with `tokenizer`, and where its events come from.
+/// A choice of a model with `tokenizer` without a prompt, and where its events come from.
 pub fn choice(tokenizer: Tokenizer, stops: &[&str]) -> (UnboundedSender<Told>, Choice) {
+    answering(&[], tokenizer, stops)
+}
+
+/// The same for a prompt.
+pub fn answering(prompt: &[TokenId], tokenizer: Tokenizer, stops: &[&str]) -> (UnboundedSender<Told>, Choice) {
     let (sender, receiver) = unbounded_channel();
     let ending = Ending {
         eos: Arc::new([END]),
@@ -43,7 +48,7 @@ pub fn choice(tokenizer: Tokenizer, stops: &[&str]) -> (UnboundedSender<Told>, C
         keep_special: false,
     };
     let text = Arc::new(ModelText::new(tokenizer, None, &Value::Null));
-    (sender, Choice::new(RequestStream::unconnected(1, receiver), text, ending))
+    (sender, Choice::new(RequestStream::unconnected(1, receiver), prompt, text, ending))
 }
 
 /// All pieces, put together.

@@ -55,6 +55,24 @@ async fn shutting_down_finishes_what_runs() {
     assert!(!server.state.is_ready());
 }
 
+/// A client that writes all of its request first learns what is wrong with its head.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_for_nothing_are_taken() {
+    let server = Server::saying("ok");
+    let (address, _stop, _serving) = start(&server).await;
+    let body = "x".repeat(8 << 20);
+    for (path, status) in [("/v1/embeddings", "404 Not Found"), ("/v1/models", "405 Method Not Allowed")] {
+        let request = request(path, &body);
+        let answer = tokio::task::spawn_blocking(move || {
+            let mut connection = TcpStream::connect(address).unwrap();
+            connection.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            exchange(&mut connection, &request, "\0")
+        });
+        let answer = answer.await.unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")) && answer.contains("connection: close"), "{answer}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_draining_the_door_says_so() {
     let server = Server::with("one two three four", Options { pause: Duration::from_millis(20), ..Options::default() });

@@ -342,6 +342,8 @@ async fn a_client_with_too_many_answers() {
     let (status_, body) = json_of(refused).await;
     assert_eq!((status_, &body["error"]["code"]), (429, &json!("rate_limit_exceeded")));
     assert_eq!(status(&server, ask("fedcba9876543210", 1)).await, 200, "others are not concerned");
+    let probe = Request::get("/health_generate").header("x-api-key", KEY).body(Body::empty()).unwrap();
+    assert_eq!(status(&server, probe).await, 200, "the server asks for itself");
     assert!(text_of(held).await.ends_with("data: [DONE]\n\n"));
     server.idle().await;
     while status(&server, ask(KEY, 2)).await != 200 {

@@ -96,6 +96,11 @@ async fn failures_are_counted() {
     assert_eq!(seen[r#"vllm:corrupted_requests_total{model_name="pair"}"#], 1.0);
     assert_eq!(seen[r#"vllm:request_success_total{model_name="pair",finished_reason="error"}"#], 1.0);
     assert_eq!(seen[r#"tokenrouter_http_requests_total{path="/v1/completions",status="500"}"#], 1.0);
+    let mut streamed = completion();
+    streamed["stream"] = true.into();
+    assert!(text_of(server.post("/v1/completions", streamed).await).await.contains("not_finite"));
+    let seen = scrape(&server).await;
+    assert_eq!(seen[r#"tokenrouter_http_requests_total{path="/v1/completions",status="500"}"#], 2.0);
 }
 
 #[tokio::test]

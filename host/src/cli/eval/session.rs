@@ -78,11 +78,12 @@ impl Session<'_> {
                 && let Some(index) = todo.pop()
             {
                 let request = self.request(&running, index);
+                let prompt = request.prompt.clone();
                 // What is wrong with the questions was found by `check`.
                 let stream = engine.submit(request).map_err(|e| unanswered(point, &self.questions[index], &e))?;
                 let (entry, _) = running.route.models[running.route.entry];
                 let text = self.prepared.texts[entry.index()].clone();
-                let choice = Choice::new(stream, text, asking::ending(&running.route, engine));
+                let choice = Choice::new(stream, &prompt, text, asking::ending(&running.route, engine));
                 asked.spawn(answer(index, choice));
             }
             let answered = tokio::select! {

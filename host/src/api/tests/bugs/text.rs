@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::super::choices::{choice, commit, finished};
+use super::super::choices::{answering, commit, finished};
 use super::super::fixture::{Options, Server};
 use super::{CHATS, ROUTES, asking, said, said_once};
 use crate::api::choice::Piece;
@@ -14,7 +14,12 @@ const WORDS: &str = "안녕 👩\u{200D}👧 ďábelské 漢é";
 
 /// What a client is shown with each of `ids`, which two models write in turns, and at the end.
 async fn shown(tokenizer: Tokenizer, ids: &[TokenId], stops: &[&str]) -> Vec<Piece> {
-    let (sender, mut choice) = choice(tokenizer, stops);
+    shown_after(&[], tokenizer, ids, stops).await
+}
+
+/// The same of the answer to `prompt`.
+async fn shown_after(prompt: &[TokenId], tokenizer: Tokenizer, ids: &[TokenId], stops: &[&str]) -> Vec<Piece> {
+    let (sender, mut choice) = answering(prompt, tokenizer, stops);
     let mut pieces = Vec::new();
     for (at, &id) in ids.iter().enumerate() {
         sender.send(Told::now(commit(at as u32, &[id]))).unwrap();
@@ -111,6 +116,12 @@ async fn bug_06_leading_white_space() {
         let wanted = byte_fallback().library_decode(&ids);
         let text: String = shown(byte_fallback(), &ids, &[]).await.into_iter().map(|piece| piece.text).collect();
         assert_eq!(text, wanted, "{ids:?}");
+        // An answer that goes on with a text keeps the space between them.
+        let prompt = [1, 10];
+        let all: Vec<TokenId> = prompt.iter().chain(&ids).copied().collect();
+        let pieces = shown_after(&prompt, byte_fallback(), &ids, &[]).await;
+        let text: String = pieces.into_iter().map(|piece| piece.text).collect();
+        assert_eq!(format!("hello{text}"), byte_fallback().library_decode(&all), "{ids:?}");
     }
 }
 
