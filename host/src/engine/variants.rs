@@ -339,7 +339,8 @@ impl Workshop {
     /// Whoever can choose settings must not fill the memory with instances that cannot be made, or dropped.
     fn refuse_backlog(&self, of: &ServedRoute, setup: &RouteSetup) -> Result<(), VariantError> {
         let Makers { monitors, .. } = &self.makers;
-        let dropping = monitors.hung().iter().any(|hung| hung.hook == Hook::Drop);
+        let hung = monitors.hung();
+        let dropping = hung.iter().any(|hung| hung.hook == Hook::Drop && hung.names.plugin == setup.policy.name());
         if dropping || self.makers.left_of(&*setup.policy).is_some() {
             return Err(VariantError::Hung { route: of.name.clone() });
         }

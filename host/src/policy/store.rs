@@ -21,8 +21,8 @@ pub struct Store {
     most: usize,
     /// Libraries that the dynamic linker was given, or why one of them cannot be used.
     native: HashMap<String, Result<Arc<NativePlugin>, String>>,
-    /// Modules that somebody uses.
-    wasm: HashMap<String, Weak<WasmPlugin>>,
+    /// Modules that somebody uses, and whether they are WebAssembly text: its file's name says so.
+    wasm: HashMap<(bool, String), Weak<WasmPlugin>>,
 }
 
 impl Default for Store {
@@ -83,12 +83,13 @@ impl Store {
         let fault = |reason| LoadError::Wasm(wasm::LoadError { path: path.into(), reason });
         let bytes = WasmPlugin::read(path).map_err(|e| fault(e.into()))?;
         let sha256 = file::digest(&bytes, pin).map_err(|e| fault(e.into()))?;
-        if let Some(plugin) = self.wasm.get(&sha256).and_then(Weak::upgrade) {
+        let key = (wasm::text::is_text(path), sha256);
+        if let Some(plugin) = self.wasm.get(&key).and_then(Weak::upgrade) {
             return Ok(plugin);
         }
         self.wasm.retain(|_, plugin| plugin.strong_count() > 0);
         let plugin = Arc::new(WasmPlugin::compile(path, bytes, None)?);
-        self.wasm.insert(sha256, Arc::downgrade(&plugin));
+        self.wasm.insert(key, Arc::downgrade(&plugin));
         Ok(plugin)
     }
 }
@@ -138,6 +139,15 @@ mod tests {
         let other = store.load(&module(directory.path(), 2), None).unwrap();
         assert!(other.sha256 != first.sha256 && !Arc::ptr_eq(&first.policy, &other.policy));
         assert!(store.load(&module(directory.path(), 2), Some(&first.sha256)).is_err());
+        // Text stays text, whatever its file is called later.
+        let text = directory.path().join("p.wat");
+        std::fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/../plugins/rstitch/rstitch.wat"), &text).unwrap();
+        let used = store.load(&text, None).unwrap();
+        let renamed = directory.path().join("q.wasm");
+        std::fs::copy(&text, &renamed).unwrap();
+        let refused = store.load(&renamed, None).map(|_| ()).unwrap_err().to_string();
+        assert!(refused.contains("name WebAssembly text with the ending .wat"), "{refused}");
+        drop(used);
         drop((first, again, other));
         store.load(&module(directory.path(), 3), None).unwrap();
         assert_eq!(store.wasm.len(), 1);

@@ -86,6 +86,14 @@ fn case_22_what_uses_other_features() {
     refused(&plain("(func (param externref))"), "uses what policies may not: ");
     refused(&plain("(type (struct))"), "uses what policies may not: ");
     refused(
+        &plain("(func (result i32 i32) (i32.const 1) (i32.const 2))"),
+        "uses what policies may not: func type returns multiple values but the multi-value feature is not enabled",
+    );
+    refused(
+        &plain("(func (i32.const 1) (loop (param i32) (drop)))"),
+        "uses what policies may not: blocks, loops, and ifs may only produce a resulttype when multi-value is not enabled",
+    );
+    refused(
         &plain("(func (param v128) (result v128) (f32x4.relaxed_madd (local.get 0) (local.get 0) (local.get 0)))"),
         "uses what policies may not: relaxed SIMD support is not enabled",
     );

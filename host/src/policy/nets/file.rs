@@ -16,6 +16,9 @@ use crate::runner::safetensors_file::SafetensorsFile;
 /// Larger `.json` files beside a weights file are refused.
 const MAX_METADATA: u64 = 16 << 20;
 
+/// Most numbers of a tensor: more than any vocabulary's embeddings have.
+const MOST_NUMBERS: usize = 1 << 32;
+
 /// An open weights file.
 pub struct WeightsFile {
     path: PathBuf,
@@ -164,6 +167,10 @@ impl WeightsFile {
         // A checkpoint may claim any shape: nothing is allocated before that many bytes have been read.
         let length = tensor.shape.iter().try_fold(size, |product, &n| product.checked_mul(n));
         let length = length.ok_or_else(|| failed(format!("shape {:?} is too large", tensor.shape)))?;
+        // A file may be sparse, and say that it is larger than any memory.
+        if length / size > MOST_NUMBERS {
+            return Err(failed(format!("shape {:?} has more than {MOST_NUMBERS} numbers", tensor.shape)));
+        }
         let bytes = match (&mut self.source, &tensor.place) {
             (Source::Safetensors(file), &Place::File(offset)) => read_at(file, offset, length).map_err(failed)?,
             (Source::Torch(checkpoint), Place::Storage(storage, first)) => {
@@ -173,7 +180,9 @@ impl WeightsFile {
             }
             _ => return Err(failed("its place is of another kind of file".into())),
         };
-        let mut numbers = vec![0.0; length / size];
+        let mut numbers = Vec::new();
+        numbers.try_reserve_exact(length / size).map_err(|_| failed(no_memory()))?;
+        numbers.resize(length / size, 0.0);
         tensor.kind.convert(&bytes, &mut numbers);
         match numbers.iter().position(|n| !n.is_finite()) {
             Some(at) => {
@@ -184,11 +193,16 @@ impl WeightsFile {
     }
 }
 
+fn no_memory() -> String {
+    "there is not enough memory".into()
+}
+
 fn read_at(file: &mut File, offset: u64, length: usize) -> Result<Vec<u8>, String> {
-    let mut bytes = vec![0; length];
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(length).map_err(|_| no_memory())?;
     file.seek(SeekFrom::Start(offset)).map_err(|e| e.to_string())?;
-    file.read_exact(&mut bytes).map_err(|e| e.to_string())?;
-    Ok(bytes)
+    file.take(length as u64).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+    if bytes.len() == length { Ok(bytes) } else { Err("the file is cut off".into()) }
 }
 
 /// The object in the file at `path`; an empty one without such a file.

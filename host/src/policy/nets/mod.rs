@@ -117,6 +117,7 @@ impl Builder<'_> {
             DescribedOp::TokenEmbedding => (Op::TokenEmbedding, self.model.hidden_size as usize),
             DescribedOp::Embedding { weight } => {
                 let [rows, width] = self.matrix(weight)?;
+                of_width(width)?;
                 let vocab = self.model.vocab_size as usize;
                 if rows < vocab {
                     return Err(format!("has a row for {rows} tokens, but model `{}` has {vocab}", self.model.name));
@@ -125,6 +126,7 @@ impl Builder<'_> {
             }
             DescribedOp::Row { tensor, row } => {
                 let [rows, width] = self.matrix(tensor)?;
+                of_width(width)?;
                 let row = *row as usize;
                 if row >= rows {
                     return Err(format!("the tensor has {rows} rows"));
@@ -137,6 +139,7 @@ impl Builder<'_> {
                 if takes != width {
                     return Err(self.unfit(weight, &[outputs, takes], takes, inputs[0]));
                 }
+                of_width(outputs)?;
                 let bias = bias.as_ref().map(|bias| self.vector(bias, outputs)).transpose()?.unwrap_or_default();
                 (Op::Linear { weight: self.file.read(weight)?, bias }, outputs)
             }
@@ -170,9 +173,7 @@ impl Builder<'_> {
             }
             _ => return Err("is an operation unknown here".into()),
         };
-        if !(1..=WIDEST).contains(&width) {
-            return Err(format!("its value has {width} numbers; the most is {WIDEST}"));
-        }
+        of_width(width)?;
         self.nodes.push(Node { op, inputs, width });
         Ok(self.nodes.len() as NodeIndex - 1)
     }
@@ -256,6 +257,13 @@ impl Builder<'_> {
         }
         Ok(count)
     }
+}
+
+fn of_width(width: usize) -> Result<(), String> {
+    if (1..=WIDEST).contains(&width) {
+        return Ok(());
+    }
+    Err(format!("its value has {width} numbers; the most is {WIDEST}"))
 }
 
 fn near(back: u32) -> Result<u32, String> {

@@ -9,6 +9,9 @@ use std::collections::HashMap;
 /// Most values of one pickle; a checkpoint has some ten for each tensor.
 const MOST_VALUES: usize = 1 << 20;
 
+/// Most bytes of the name of a global, of its module and of its own.
+const LONGEST_NAME: usize = 256;
+
 /// Where a value is among [`Pickle::values`].
 pub type Ref = usize;
 
@@ -164,6 +167,9 @@ impl<'a> Machine<'a> {
 
     fn remember(&mut self, key: u32) -> Result<(), String> {
         let top = self.top()?;
+        if self.memo.len() >= MOST_VALUES {
+            return Err(format!("it remembers more than {MOST_VALUES} values"));
+        }
         self.memo.insert(key, top);
         Ok(())
     }
@@ -284,6 +290,10 @@ impl<'a> Machine<'a> {
             0x93 => {
                 let (name, module) = (self.pop()?, self.pop()?);
                 match (&self.values[module], &self.values[name]) {
+                    // It may recall the same texts again and again.
+                    (Value::Text(module), Value::Text(name)) if module.len().max(name.len()) > LONGEST_NAME => {
+                        Err(format!("the name of a global has more than {LONGEST_NAME} bytes"))
+                    }
                     (Value::Text(module), Value::Text(name)) => {
                         let name = format!("{module}.{name}");
                         self.push(Value::Global(name))

@@ -278,6 +278,59 @@ fn shared_values_do_not_multiply() {
     assert!(error.contains("its metadata"), "{error}");
 }
 
+/// Uses of a value cost a few bytes of a pickle, whatever the value takes.
+#[test]
+fn what_is_used_often_is_small() {
+    let directory = tempfile::tempdir().unwrap();
+    let text =
+        |bytes: usize, key: u8| [&b"X"[..], &(bytes as u32).to_le_bytes(), &vec![b'a'; bytes], &[b'q', key]].concat();
+    // Globals of a long name.
+    let mut globals = [b"\x80\x02".to_vec(), text(1 << 20, 0), text(1, 1)].concat();
+    globals.extend(b"h\x00h\x01\x93".repeat(100_000));
+    globals.push(b'.');
+    // Tensors of one shape, which has a million dimensions, or of one name, storage and number of entries.
+    let tensors = |name: usize, storage: usize, dimensions: usize, entries: usize| {
+        let mut pickle = [&b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n("[..]].concat();
+        pickle.extend(b"(\x8c\x07storagectorch\nFloatStorage\n");
+        pickle.extend(text(storage, 9));
+        pickle.extend(b"\x8c\x03cpuK\x01tQK\x00(");
+        pickle.extend(b"K\x01".repeat(dimensions));
+        pickle.extend(b"tq\x01h\x01tRq\x02}(");
+        pickle.extend(text(name, 3));
+        pickle.extend(b"h\x02");
+        pickle.extend(b"h\x03h\x02".repeat(entries - 1));
+        pickle.extend(b"u.");
+        pickle
+    };
+    let opened = WeightsFile::open(&checkpoint(directory.path(), &tensors(3, 1, 2, 2))).unwrap();
+    assert_eq!(opened.shape("aaa"), Some(&[1, 1][..]));
+    for (pickle, refused) in [
+        (globals, "the name of a global has more than 256 bytes"),
+        (tensors(1025, 1, 2, 1), "a tensor's name has 1025 bytes; the most is 1024"),
+        (tensors(3, 65, 2, 1), "its storage is not described as torch.save does"),
+        (tensors(3, 1, 17, 1), "has 17 dimensions; the most is 16"),
+        (tensors(3, 1, 1 << 19, 1000), "has 524288 dimensions; the most is 16"),
+        (tensors(3, 1, 2, 65537), "its state dictionary has 65537 entries; the most is 65536"),
+    ] {
+        let error = WeightsFile::open(&checkpoint(directory.path(), &pickle)).err().unwrap();
+        assert!(error.contains(refused), "{error}");
+    }
+}
+
+/// A sparse file may be larger than all memory, and have a tensor as large.
+#[test]
+fn what_no_memory_holds_is_not_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("w.safetensors");
+    let bytes = (1u64 << 33) * 4;
+    let header = format!(r#"{{"t":{{"dtype":"F32","shape":[65536,131072],"data_offsets":[0,{bytes}]}}}}"#);
+    std::fs::write(&path, header_alone(&header)).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(file.metadata().unwrap().len() + bytes).unwrap();
+    let error = WeightsFile::open(&path).unwrap().read("t").unwrap_err();
+    assert!(error.contains("shape [65536, 131072] has more than 4294967296 numbers"), "{error}");
+}
+
 /// The bytes of a safetensors file with this header and no numbers.
 fn header_alone(header: &str) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()

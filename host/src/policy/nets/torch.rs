@@ -18,6 +18,12 @@ const MAX_PICKLE: u64 = 64 << 20;
 const MOST_METADATA: usize = 4 << 20;
 /// Deepest nesting of the metadata.
 const DEEPEST_METADATA: usize = 32;
+/// A pickle may name one value as often as it likes, and each use is a copy here: most tensors, dimensions of one,
+/// bytes of its name, and bytes of a storage's.
+const MOST_TENSORS: usize = 1 << 16;
+const MOST_DIMENSIONS: usize = 16;
+const LONGEST_NAME: usize = 1024;
+const LONGEST_KEY: usize = 64;
 /// The entry of a checkpoint that nests its tensors.
 const STATE_DICT: &str = "state_dict";
 
@@ -93,9 +99,15 @@ fn read_entry(archive: &mut ZipArchive<File>, name: &str, limit: u64) -> Result<
 /// The tensors of a state dictionary, by name.
 fn tensors(pickle: &Pickle, state: Ref) -> Result<BTreeMap<String, Tensor>, String> {
     let Value::Dict(entries) = pickle.get(state) else { return Err("its `state_dict` is no dictionary".into()) };
+    if entries.len() > MOST_TENSORS {
+        return Err(format!("its state dictionary has {} entries; the most is {MOST_TENSORS}", entries.len()));
+    }
     let mut tensors = BTreeMap::new();
     for &(key, value) in entries {
         let Value::Text(name) = pickle.get(key) else { return Err("a tensor's name is no text".into()) };
+        if name.len() > LONGEST_NAME {
+            return Err(format!("a tensor's name has {} bytes; the most is {LONGEST_NAME}", name.len()));
+        }
         let tensor = tensor(pickle, value).map_err(|e| format!("`{name}` of its state dictionary: {e}"))?;
         tensors.insert(name.clone(), tensor);
     }
@@ -142,7 +154,7 @@ fn storage_of(pickle: &Pickle, at: Ref) -> Result<(String, Kind, usize), String>
     let [_, class, key, _, length] = id.as_slice() else { return Err(wrong()) };
     let (Value::Global(class), Value::Text(key)) = (pickle.get(*class), pickle.get(*key)) else { return Err(wrong()) };
     // The key becomes part of a name in the archive.
-    if key.is_empty() || !key.bytes().all(|b| b.is_ascii_alphanumeric()) {
+    if key.is_empty() || key.len() > LONGEST_KEY || !key.bytes().all(|b| b.is_ascii_alphanumeric()) {
         return Err(wrong());
     }
     let kinds = HashMap::from([
@@ -163,6 +175,9 @@ fn index(pickle: &Pickle, at: Ref) -> Result<usize, String> {
 
 fn indices(pickle: &Pickle, at: Ref) -> Result<Vec<usize>, String> {
     match pickle.get(at) {
+        Value::Tuple(items) if items.len() > MOST_DIMENSIONS => {
+            Err(format!("has {} dimensions; the most is {MOST_DIMENSIONS}", items.len()))
+        }
         Value::Tuple(items) => items.iter().map(|&item| index(pickle, item)).collect(),
         _ => Err("its shape is no tuple".into()),
     }

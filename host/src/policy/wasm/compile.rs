@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use wasmtime::{Config, Engine, Module, OptLevel};
 
+use super::cost::costs;
 use super::gate;
 
 /// Larger modules are compiled without optimisation: its time grows faster than theirs.
@@ -48,6 +49,7 @@ fn engine(level: OptLevel) -> Result<Engine, String> {
         .cranelift_opt_level(level)
         .cranelift_nan_canonicalization(true)
         .consume_fuel(true)
+        .operator_cost(costs())
         .epoch_interruption(true)
         .max_wasm_stack(GUEST_STACK)
         .wasm_backtrace_max_frames(None)
@@ -62,6 +64,7 @@ fn engine(level: OptLevel) -> Result<Engine, String> {
         // What the gate refuses is refused here, too.
         .wasm_relaxed_simd(false)
         .wasm_tail_call(false)
+        .wasm_multi_value(false)
         .wasm_multi_memory(false)
         .wasm_memory64(false);
     let engine = Engine::new(&config).map_err(|e| e.to_string())?;

@@ -30,11 +30,11 @@ const PAGE: u64 = 64 << 10;
 /// How much of a name a message quotes.
 const QUOTED_CHARS: usize = 40;
 
-/// What compilers emit by default, without what is not deterministic (relaxed SIMD) or costs more to check.
+/// What compilers emit by default, without what is not deterministic (relaxed SIMD), costs more to check, or makes one
+/// operator the work of a thousand (several values of a block or a function).
 const FEATURES: WasmFeatures = WasmFeatures::WASM1
     .union(WasmFeatures::SIGN_EXTENSION)
     .union(WasmFeatures::SATURATING_FLOAT_TO_INT)
-    .union(WasmFeatures::MULTI_VALUE)
     .union(WasmFeatures::BULK_MEMORY)
     .union(WasmFeatures::REFERENCE_TYPES)
     .union(WasmFeatures::EXTENDED_CONST)

@@ -9,7 +9,7 @@ use super::compile::{MAX_EPOCHS, one_line};
 use super::gate;
 use super::layout::{Seat, block_bytes, write_seat};
 
-/// Fuel of a call for `rows` rows; an operator takes about one.
+/// Fuel of a call for `rows` rows, see [`super::cost`].
 pub fn fuel(rows: usize) -> u64 {
     10_000 + 200 * rows as u64
 }

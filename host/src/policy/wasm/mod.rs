@@ -5,6 +5,7 @@
 //! The ABI is described in docs/policies.md.
 
 pub(crate) mod compile;
+mod cost;
 mod exports;
 mod gate;
 mod guest;
