@@ -95,7 +95,7 @@ fn turns() -> Vec<(&'static str, String)> {
         ("call-indirect", "(call_indirect (i32.and (local.get $i) (i32.const 1)))".repeat(16)),
         (
             "branch",
-            format!("{random}{places} (i32.and (i32.shr_u (local.get $i) (i32.const 20)) (i32.const 3)))) {arms})"),
+            format!("{random}{places} (i32.and (i32.shr_u (local.get $i) (i32.const 20)) (i32.const 3)))) {arms}"),
         ),
         ("grow", "(drop (memory.grow (i32.const 0)))".into()),
         ("fill", "(memory.fill (i32.const 60000) (i32.const 0) (i32.const 1))".into()),
@@ -128,8 +128,8 @@ const CHASE: &str = r#"(module
             (br_if $next (local.tee $i (i32.sub (local.get $i) (i32.const 1))))))
         (else
           (local.set $p (i32.add (local.get $p) (i32.mul (i32.eq (local.get $p) (i32.const 40960)) (i32.const 64))))
-          ;; A turn takes 72 units.
-          (local.set $i (i32.add (i32.const 100) (i32.div_u (i32.mul (local.get $rows) (i32.const 11)) (i32.const 4))))
+          ;; A turn takes 136 units.
+          (local.set $i (i32.add (i32.const 60) (i32.div_u (i32.mul (local.get $rows) (i32.const 3)) (i32.const 2))))
           (loop $next
             (local.set $p CHAIN)
             (br_if $next (local.tee $i (i32.sub (local.get $i) (i32.const 1)))))

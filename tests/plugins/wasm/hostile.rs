@@ -8,9 +8,14 @@ use super::support::{create, decide, doing, module, trapped};
 
 /// What the module's failure says, after good calls before it.
 fn failing(bytes: &[u8]) -> String {
+    failing_for(1, bytes)
+}
+
+/// The same in a call with so many rows.
+fn failing_for(rows: usize, bytes: &[u8]) -> String {
     let mut policy = create(bytes).unwrap();
     assert_eq!(decide(&mut *policy, &[5], &[0.5]), Ok(vec![Stay]));
-    let failure = decide(&mut *policy, &[1000], &[0.5]).unwrap_err();
+    let failure = decide(&mut *policy, &vec![1000; rows], &vec![0.5; rows]).unwrap_err();
     assert_eq!((failure.plugin.as_str(), failure.hook), ("p", "route"));
     let message = failure.message.clone();
     // Not called any more, whatever the rows.
@@ -58,7 +63,7 @@ fn case_21_traps() {
     assert!(message.contains("out of bounds"), "{message}");
     // Cheap calls, so that the stack ends before the fuel; what is left of it is not enough for another time.
     let deep = format!("(func $deep (call $deep)) {}", route.replace("BODY", "(call $deep)"));
-    let message = failing(&module(&deep));
+    let message = failing_for(30, &module(&deep));
     assert!(message.contains("call stack exhausted; its repetition used up what fuel"), "{message}");
 }
 
