@@ -128,8 +128,8 @@ const CHASE: &str = r#"(module
             (br_if $next (local.tee $i (i32.sub (local.get $i) (i32.const 1))))))
         (else
           (local.set $p (i32.add (local.get $p) (i32.mul (i32.eq (local.get $p) (i32.const 40960)) (i32.const 64))))
-          ;; A turn takes 136 units.
-          (local.set $i (i32.add (i32.const 60) (i32.div_u (i32.mul (local.get $rows) (i32.const 3)) (i32.const 2))))
+          ;; A turn takes 200 units.
+          (local.set $i (i32.add (i32.const 40) (local.get $rows)))
           (loop $next
             (local.set $p CHAIN)
             (br_if $next (local.tee $i (i32.sub (local.get $i) (i32.const 1)))))

@@ -4,8 +4,8 @@
 
 use wasmtime::OperatorCost;
 
-/// Reads and writes of memory: two MiB of it are beyond the nearest cache.
-const MEMORY: u8 = 8;
+/// Reads and writes of memory: two MiB of it may be beyond all caches but the one that cores share.
+const MEMORY: u8 = 12;
 /// Conversions and roundings, and everything on vectors: the processor may have no instruction for it.
 const SEVERAL: u8 = 4;
 /// Quotients and roots of floating-point numbers.
